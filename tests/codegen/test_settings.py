@@ -61,7 +61,7 @@ def test_few_elements_are_reduced_in_a_block_of_few(declared: Declared, dtype: s
     out = [dense([1, 1, n], dtype)] * (2 if declared is reductions.row_var_mean else 1)
     for x in (dense([1, 1, n, reduced], dtype), turned([1, 1, n, reduced], dtype)):
         found = chosen(generated(declared), [x, *out])
-        assert found.config in ("8x256_w4", "128x16_w4", "512x4_w4", "1024x1_w4"), (found.layout, found.config)
+        assert found.config in ("across_8x256_w4", "512x4_w4", "1024x1_w4"), (found.layout, found.config)
 
 
 @pytest.mark.parametrize(("n", "config"), [(1, "1024x1_w4"), (3, "512x4_w4"), (12, "128x16_w4")])
@@ -127,7 +127,7 @@ def test_a_setting_is_everywhere_where_its_layout_has_it_so() -> None:
     """Two layouts have one of the same shape, of which that in rows alone is everywhere."""
     grid = enumerate_grid(generated(reductions.row_norm).family, 80)
     layouts = {(v.point.layout, v.point.config.name) for v in grid.variants}
-    assert {("columns", "8x256_w4"), ("rows", "2x1024_w4")} <= layouts
+    assert {("columns", "across_8x256_w4"), ("rows", "2x1024_w4")} <= layouts
     assert ("aligned", "8x256_w4") not in layouts and ("gathered", "512x4_w4") not in layouts
 
 

@@ -34,6 +34,7 @@ SHORT = 2048  # elements of a row of which one program reduces several
 SEVERAL = 4  # blocks beside each other, which a row fills better than a wide one
 SEVERAL_ROWS = 16  # of a block that reduces columns
 MANY_ROWS = 512  # that one program adds up: of more it loads several times as many at once
+LONGEST_AS_COLUMNS = 32  # elements of rows that begin anywhere, several to a block: so few are read as columns
 MOST_DIGITS = 64 << 10  # bytes of a row that is sorted by digits: shared memory holds it twice
 
 
@@ -48,6 +49,11 @@ class Walk(Scheduled):
 
     def programs(self, setting: Setting) -> Expr:
         return self.extent(self.tile.batch)
+
+    def require_fits(self, setting: Setting) -> None:
+        super().require_fits(setting)
+        if setting.p > 1 and not self.layout.aligned:
+            self.require(self.sizes["q"] > LONGEST_AS_COLUMNS, f"rows of more than {LONGEST_AS_COLUMNS} elements")
 
     def require_vectors(self, setting: Setting) -> None:
         """Also the rows that one program walks begin alike."""

@@ -34,6 +34,7 @@ class Setting:
     the next block's rows are on their way into the L2 cache. rereads: what a reduction has used is loaded again after
     it, from the caches, so that it needs no registers meanwhile. registers: of a thread at most, 0 for no limit: with
     fewer, two programs are resident on a multiprocessor.
+    across: of rows that are read as columns, where the same block has another meaning than where they are read along.
     everywhere: architectures for which nothing was measured, and fp16, have it as well, as they have the first of
     each layout. narrow: graphs of fp32 and fp64 do not have it. Their memory takes longer, and a neighbour with more
     masked lanes or less in vectors is as fast."""
@@ -51,13 +52,14 @@ class Setting:
     ahead: bool = False
     rereads: bool = False
     registers: int = 0
+    across: bool = False
     everywhere: bool = field(default=False, compare=False)
     narrow: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
         way = "loop_" if self.looped else "spread_" if self.spread else ""
-        way = f"realigned_{way}" if self.realigned else way
+        way = f"realigned_{way}" if self.realigned else f"across_{way}" if self.across else way
         row = f"{self.segments}x{self.q}" if self.segments > 1 else f"{self.q}"
         more = "_vectors" * self.vectors + (f"_s{self.stages}" if self.stages > 1 else "")
         more += "_ahead" * self.ahead + "_rereads" * self.rereads + (f"_r{self.registers}" if self.registers else "")
@@ -93,7 +95,7 @@ class Setting:
 # Parameters of a config that only those have in whose settings they are another.
 UNUSUAL: Mapping[str, int | bool] = {
     "spread": False, "digits": False, "segments": 1, "vectors": False, "realigned": False, "stages": 1, "ahead": False,
-    "rereads": False, "registers": 0,
+    "rereads": False, "registers": 0, "across": False,
 }  # fmt: skip
 
 Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]
@@ -201,7 +203,7 @@ SETTINGS: Table = {
             Setting(64, 32, 8, True), Setting(2, 1024, 4, True, everywhere=True),
             Setting(512, 4, 4, True, everywhere=True),
         ),
-        "columns": (Setting(64, 32, 8, True), Setting(64, 32, 4), Setting(8, 256, 4, everywhere=True)),
+        "columns": (Setting(64, 32, 8, True), Setting(64, 32, 4), Setting(8, 256, 4, across=True, everywhere=True)),
         "strided": (Setting(32, 32, 4, True),),
     },
     # Along rows; the spread ones where programs may share a row.
