@@ -43,7 +43,13 @@ def captured(fn: Callable[[], Results]) -> tuple[torch.cuda.CUDAGraph, Results]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         found = fn()
+    written()
     return graph, found
+
+
+def written() -> None:
+    """A capture begins with a write of the seed on its own stream, which a replay on another does not wait for."""
+    torch.cuda.synchronize()
 
 
 def replayed(graph: torch.cuda.CUDAGraph, found: Results) -> Results:
@@ -97,6 +103,7 @@ def test_two_graphs_of_one_pool_share_nothing(launches: list[torch.device]) -> N
     second = torch.cuda.CUDAGraph()
     with torch.cuda.graph(second, pool=first.pool()):
         others = draws()
+    written()
     assert len(launches) == 2
     torch.manual_seed(5)
     results = [*replayed(first, found), *replayed(second, others)]
@@ -168,6 +175,7 @@ def test_a_state_of_the_generator_that_the_graph_knows() -> None:
         b = tk.rand((64,), device=DEVICE)
         default.graphsafe_set_state(own)
         c = tk.rand((64,), device=DEVICE)
+    written()
 
     def run(mine: int, others: int) -> list[list[float]]:
         own.manual_seed(mine)
