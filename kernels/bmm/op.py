@@ -3,9 +3,12 @@
 An operand that all of the batch share has a batch stride of 0.
 """
 
+from dataclasses import replace
+
 from tk.aot.expr import const, int_arg, mode, select
-from tk.aot.spec import ITEMSIZE, Constraint, Op, Point, require
+from tk.aot.spec import ITEMSIZE, Config, Constraint, Op, Point, require
 from tk.kernels.gemm.problem import Batch, Gemm, gemm_locals, gemm_selectors, out_dtype
+from tk.kernels.gemm.tiles import Tiles, tiles_of
 
 A, B, BIAS, OUT = (Batch(name, i) for i, name in enumerate(("a", "b", "bias", "out")))
 _INTS = ("activation", "precision")
@@ -37,7 +40,13 @@ OP = Op(
     dims=("batch", "M", "N", "K"),
 )
 BMM = Gemm(OP, A, B, BIAS, OUT)
-BATCH, BATCH_CHOICE = OP.local("batch"), OP.local("batch_choice")
+BATCH = OP.local("batch")
+
+
+def batch_tiles(config: Config) -> Tiles:
+    """Of all of the batch."""
+    of_one = tiles_of(BMM, config)
+    return replace(of_one, count=of_one.count * BATCH, expected=OP.local("batch_choice") * of_one.expected)
 
 
 def batches_suit_tma(point: Point) -> tuple[Constraint, ...]:

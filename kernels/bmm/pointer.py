@@ -1,7 +1,6 @@
 """Batches in plain Triton: any strides, any alignment, any size, on every GPU; and everywhere matrices of a tile or
 less, for which a program is a warp, so that a multiprocessor works on 32 of them at a time."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import triton.language as tl
 
 from tk.aot.expr import Expr
 from tk.aot.spec import Constraint, Int, Kernel, Plan, Point, require
-from tk.kernels.bmm.op import BATCH, BATCH_CHOICE, BIAS, BMM, OP, OUT, A, B
+from tk.kernels.bmm.op import BIAS, BMM, OP, OUT, A, B, batch_tiles
 from tk.kernels.epilogue import finish
 from tk.kernels.gemm.cost import Work, is_fitted
 from tk.kernels.gemm.pointer import (
@@ -27,7 +26,6 @@ from tk.kernels.gemm.pointer import (
     tile_indices,
 )
 from tk.kernels.gemm.problem import EPILOGUE_AXIS, serves
-from tk.kernels.gemm.tiles import tiles_of
 
 
 class BatchStrides(NamedTuple):
@@ -77,11 +75,9 @@ def _plan(point: Point) -> Plan | None:
         bias=Int(BIAS.batch_stride, "i64"),
         out=Int(OUT.batch_stride, "i64", divisible=point.aligned),
     )
-    of_one = tiles_of(BMM, point.config)
-    tiles = replace(of_one, count=of_one.count * BATCH, expected=BATCH_CHOICE * of_one.expected)
     return pointer_plan(
         point,
-        tiles,
+        batch_tiles(point.config),
         bmm_pointer,
         product_args(BMM, point) | finish_args(BMM, point, "matrix") | {"apart": apart},
         serves(point, EPILOGUE_AXIS),

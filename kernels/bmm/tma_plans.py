@@ -1,14 +1,11 @@
 """The plan and the grid of ``bmm_tma``."""
 
-from dataclasses import replace
-
 from tk.aot.expr import Expr, maximum, select
 from tk.aot.spec import Const, Int, Kernel, Plan, Point
-from tk.kernels.bmm.op import BATCH, BATCH_CHOICE, BIAS, BMM, OP, A, B, batches_suit_tma
+from tk.kernels.bmm.op import BIAS, BMM, OP, A, B, batch_tiles, batches_suit_tma
 from tk.kernels.bmm.tma import bmm_tma
 from tk.kernels.gemm.cost import Work, is_fitted, memory_time
 from tk.kernels.gemm.problem import Batch
-from tk.kernels.gemm.tiles import tiles_of
 from tk.kernels.hopper.plans import (
     AXES,
     config,
@@ -34,8 +31,7 @@ def _cost(point: Point, work: Work) -> Expr:
 def _plan(point: Point) -> Plan | None:
     if not is_compiled(point):
         return None
-    of_one = tiles_of(BMM, point.config)
-    tiles = replace(of_one, count=of_one.count * BATCH, expected=of_one.expected * BATCH_CHOICE)
+    tiles = batch_tiles(point.config)
     args = product_args(BMM, point) | dict(
         tiles=Int(tiles.count),
         a_step=_step(A),

@@ -80,9 +80,10 @@ class Expected:
             self.exact = compute()
 
     @property
-    def others(self) -> tuple[Callable[[], Sequence[Tensor]], ...]:
-        """What is as right as `exact`. Few results are held against it, so it is computed when asked for."""
-        return lambda: self._unrounded, lambda: self._compared
+    def others(self) -> Iterator[Sequence[Tensor]]:
+        """What is as right as `exact`, each computed when it is reached: few results are held against it."""
+        yield self._unrounded
+        yield self._compared
 
     @cached_property
     def _unrounded(self) -> Sequence[Tensor]:
@@ -177,5 +178,5 @@ def compare(what: str, relative: float, actual: Sequence[Tensor], expected: Expe
         return
     for n, (found, like, exact) in enumerate(zip(actual, expected.like, expected.exact, strict=True)):
         problem = difference(found, like, exact, relative)
-        if problem and all(difference(found, like, other()[n], relative) for other in expected.others):
+        if problem and all(difference(found, like, other[n], relative) for other in expected.others):
             yield f"{what}: result {n}: {problem}"
