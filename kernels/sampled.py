@@ -14,7 +14,6 @@ def sampled_family(
     kernels: Sequence[Kernel],
     sampled: Mapping[str, tuple[str, ...]],
     usual: Callable[[Kernel, Point], Mapping[str, object]],
-    tuned: str,
     portable: tuple[str, ...] = (),
     respects: Callable[[Kernel, Point], int] = _in_one,
 ) -> Family:
@@ -35,4 +34,4 @@ def sampled_family(
     def is_portable(kernel: Kernel, point: Point) -> bool:
         return is_sampled(kernel, point, *portable)
 
-    return Family(op, tuple(kernels), sample, tuned=tuned, portable=is_portable)
+    return Family(op, tuple(kernels), sample, tuned=op.name, portable=is_portable)

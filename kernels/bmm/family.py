@@ -22,4 +22,4 @@ def _usual(kernel: Kernel, point: Point) -> dict[str, object]:
 
 
 _KERNELS = (*tma_plans.KERNELS, *pointer.KERNELS)
-FAMILY = sampled_family(OP, _KERNELS, _SAMPLED, _usual, tuned="bmm", portable=("128x128x32_s4_w8",))
+FAMILY = sampled_family(OP, _KERNELS, _SAMPLED, _usual, portable=("128x128x32_s4_w8",))

@@ -13,4 +13,4 @@ def _usual(kernel: Kernel, point: Point) -> dict[str, object]:
     return {"dtype": "bf16", "spatial": 2, "store": "channels_last"}
 
 
-FAMILY = sampled_family(OP, KERNELS, _SAMPLED, _usual, tuned="conv_input_grad")
+FAMILY = sampled_family(OP, KERNELS, _SAMPLED, _usual)

@@ -21,4 +21,4 @@ def _usual(kernel: Kernel, point: Point) -> dict[str, object]:
 
 _KERNELS = (*depthwise_slide.KERNELS, *depthwise.KERNELS, *tma_plans.KERNELS, *pointer.KERNELS)
 # Portable: one small tile and one large, and all that there is of depthwise kernels.
-FAMILY = sampled_family(OP, _KERNELS, _SAMPLED, _usual, tuned="conv_weight_grad", portable=("64x64x32_s4_w4",))
+FAMILY = sampled_family(OP, _KERNELS, _SAMPLED, _usual, portable=("64x64x32_s4_w4",))

@@ -27,6 +27,6 @@ def _usual(kernel: Kernel, point: Point) -> dict[str, object]:
 _ROWS_KERNELS = (*tma.KERNELS, *pointer.KERNELS)
 _PORTABLE = ("128x128x64_s3_w8",)
 FAMILIES = (
-    sampled_family(ROWS, _ROWS_KERNELS, _SAMPLED, _usual, tuned="grouped_mm", portable=_PORTABLE),
-    sampled_family(INNER, pointer.INNER_KERNELS, _SAMPLED, _usual, tuned="grouped_mm_inner", portable=_PORTABLE),
+    sampled_family(ROWS, _ROWS_KERNELS, _SAMPLED, _usual, portable=_PORTABLE),
+    sampled_family(INNER, pointer.INNER_KERNELS, _SAMPLED, _usual, portable=_PORTABLE),
 )

@@ -20,6 +20,6 @@ def _usual(kernel: Kernel, point: Point) -> dict[str, object]:
 
 _KERNELS = (*few_rows.KERNELS, *gemv.KERNELS, *tile.KERNELS, *general.KERNELS)
 FAMILIES = (
-    sampled_family(OP, _KERNELS, _SAMPLED, _usual, tuned="int4_mm"),
-    sampled_family(DEQUANTIZE, dequantize.KERNELS, _SAMPLED, _usual, tuned="int4_dequantize"),
+    sampled_family(OP, _KERNELS, _SAMPLED, _usual),
+    sampled_family(DEQUANTIZE, dequantize.KERNELS, _SAMPLED, _usual),
 )

@@ -47,4 +47,4 @@ def _respects(kernel: Kernel, point: Point) -> int:
 
 _KERNELS = (*gemv.KERNELS, *_HOPPER, *pointer.KERNELS, *split_k.KERNELS)
 # Portable: one small tile and one large, and what the sample has: a split, and both without tensor cores.
-FAMILY = sampled_family(OP, _KERNELS, _SAMPLED, _usual, tuned="mm", portable=("128x128x32_s4_w4",), respects=_respects)
+FAMILY = sampled_family(OP, _KERNELS, _SAMPLED, _usual, portable=("128x128x32_s4_w4",), respects=_respects)

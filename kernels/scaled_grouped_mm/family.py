@@ -17,4 +17,4 @@ def _usual(kernel: Kernel, point: Point) -> dict[str, object]:
 
 
 _KERNELS = (*tma.KERNELS, *pointer.KERNELS)
-FAMILY = sampled_family(OP, _KERNELS, _SAMPLED, _usual, tuned="scaled_grouped_mm", portable=("128x128x64_s3_w8",))
+FAMILY = sampled_family(OP, _KERNELS, _SAMPLED, _usual, portable=("128x128x64_s3_w8",))

@@ -30,4 +30,4 @@ def _usual(kernel: Kernel, point: Point) -> dict[str, object]:
 
 
 _KERNELS = (*cluster_split_k.KERNELS, *tma_plans.KERNELS, *pointer.KERNELS)
-FAMILY = sampled_family(OP, _KERNELS, _SAMPLED, _usual, tuned="scaled_mm", portable=("128x128x64_s3_w8",))
+FAMILY = sampled_family(OP, _KERNELS, _SAMPLED, _usual, portable=("128x128x64_s3_w8",))

@@ -1,4 +1,4 @@
-"""kernels/mm_plus_mm/pointer.py: every combination of its axes, every config, in fp32 and fp16 (as test_mm.py says)."""
+"""mm_plus_mm_pointer: every combination of its axes, every config, in fp32 and fp16 (as test_mm.py says)."""
 
 from __future__ import annotations
 
