@@ -46,6 +46,12 @@ def test_they_find_each_other_by_where_they_lie(core: Library, ops: Library):
     assert ops.run_path == ["$ORIGIN"]
 
 
+def test_the_folder_it_was_built_in_leaves_no_trace(ops: Library):
+    """One commit gives the same bytes in every folder. A run path that the installation takes out again leaves zeros as
+    long as it was."""
+    assert b"$ORIGIN" + bytes(3) not in ops.path.read_bytes()
+
+
 def test_what_is_linked_in_stays_hidden(core: Library, ops: Library):
     """Another zstd or OpenSSL in the process must neither use ours nor be used by ours. _Z: C++, where std's templates
     are always visible."""
