@@ -13,10 +13,10 @@ import pytest
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import Variant, bucket_expr, buckets, enumerate_grid
 from tk.aot.spec import DTYPES
+from tk.kernels.conv.copies.layout import FAMILY as LAYOUT_FAMILY
+from tk.kernels.conv.copies.layout import OP as LAYOUT
 from tk.kernels.conv.family import FAMILY
 from tk.kernels.conv.op import OP
-from tk.kernels.conv_layout import FAMILY as LAYOUT_FAMILY
-from tk.kernels.conv_layout import OP as LAYOUT
 from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
 from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
 from tk.kernels.conv_weight_grad.reduce import SHARE, SPLITS

@@ -14,16 +14,16 @@ import torch.nn.functional as F
 from tk.aot.expr import evaluate_locals
 from tk.aot.grid import Variant, enumerate_grid
 from tk.aot.spec import Const
+from tk.kernels.conv.copies.blocks import FAMILY as BLOCKS_FAMILY
+from tk.kernels.conv.copies.blocks import OP as BLOCKS
+from tk.kernels.conv.copies.layout import FAMILY as LAYOUT_FAMILY
+from tk.kernels.conv.copies.layout import OP as LAYOUT
+from tk.kernels.conv.copies.unfold import FAMILY as UNFOLD_FAMILY
+from tk.kernels.conv.copies.unfold import OP as UNFOLD
 from tk.kernels.conv.family import FAMILY
 from tk.kernels.conv.op import OP
-from tk.kernels.conv_blocks import FAMILY as BLOCKS_FAMILY
-from tk.kernels.conv_blocks import OP as BLOCKS
 from tk.kernels.conv_contained import FAMILY as CONTAINED_FAMILY
 from tk.kernels.conv_contained import OP as CONTAINED
-from tk.kernels.conv_layout import FAMILY as LAYOUT_FAMILY
-from tk.kernels.conv_layout import OP as LAYOUT
-from tk.kernels.conv_unfold import FAMILY as UNFOLD_FAMILY
-from tk.kernels.conv_unfold import OP as UNFOLD
 from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
 from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
 from tk.kernels.conv_weight_grad.reduce import SPLITS

@@ -7,30 +7,23 @@ and in the channels that are left over. With one tap and a stride of 1 it is a c
 import triton
 import triton.language as tl
 
-from tk.aot.expr import ceil_div, select, tensors
-from tk.aot.spec import DTYPES, Config, Const, Family, Int, Kernel, Launch, Op, Plan, Point, Pointer, Selector, require
+from tk.aot.expr import ceil_div
+from tk.aot.spec import Config, Const, Int, Plan, Point, Pointer, require
 from tk.kernels.conv.arguments import extents, image_strides, leave_out
+from tk.kernels.conv.copies.op import OUT, X, copy_family, copy_op, copy_plan
 from tk.kernels.conv.geometry import Spatial, pixel, place
 from tk.kernels.conv.op import channels_together
 
-# x [N, 1, C, D, H, W], out [N, 1, K, D, H, P]. Only the size of an element matters. taps, stride, padding and dilation
-# are those along w.
-X, OUT = tensors("x", "out")
-OP = Op(
-    name="conv_unfold",
-    tensors=(X, OUT),
-    ints=("taps", "stride", "padding", "dilation"),
-    floats=(),
-    locals={
+# x [N, 1, C, D, H, W], out [N, 1, K, D, H, P]. taps, stride, padding and dilation are those along w.
+OP = copy_op(
+    "conv_unfold",
+    {
         "pixels": OUT.size(0) * OUT.size(3) * OUT.size(4) * OUT.size(5),
         "channels": OUT.size(2),
-        "itemsize": select(X.dtype == DTYPES["fp32"], 4, 2),
     },
-    selectors={"bits": Selector(X.dtype == DTYPES["fp32"], 2)},
-    dims=("pixels", "channels"),
+    ints=("taps", "stride", "padding", "dilation"),
 )
 PIXELS, CHANNELS = OP.local("pixels"), OP.local("channels")
-_BITS = ("i16", "i32")
 
 
 @triton.jit
@@ -73,21 +66,14 @@ def _plan(point: Point) -> Plan:
     )
     small = (PIXELS < 2**31 - 2**16) & (CHANNELS < 2**31 - 2**16) & (X.size(5) < 2**30)
     traffic = PIXELS * CHANNELS * OP.local("itemsize")
-    return Plan(
-        constraints=(
-            channels_together(OUT, CHANNELS),
-            require((X.size(1) == 1) & (OUT.size(1) == 1), "1 group"),
-            require((X.size(2) > 0) & (OP.int("taps") * X.size(2) <= CHANNELS), "channels for all taps"),
-            require(small, "less than 2**31 - 65536 pixels and channels, and 2**30 of a line"),
-        ),
-        serves={"bits": (_BITS.index(point.bits),)},
-        launches=(
-            Launch(conv_unfold, args, (ceil_div(PIXELS, c.block_p), ceil_div(CHANNELS, c.block_c), 1), num_warps=4),
-        ),
-        cost=3_000_000 + traffic // 2,
+    constraints = (
+        channels_together(OUT, CHANNELS),
+        require((X.size(1) == 1) & (OUT.size(1) == 1), "1 group"),
+        require((X.size(2) > 0) & (OP.int("taps") * X.size(2) <= CHANNELS), "channels for all taps"),
+        require(small, "less than 2**31 - 65536 pixels and channels, and 2**30 of a line"),
     )
+    grid = (ceil_div(PIXELS, c.block_p), ceil_div(CHANNELS, c.block_c), 1)
+    return copy_plan(point, conv_unfold, args, grid, constraints, traffic // 2)
 
 
-_CONFIGS = (Config("128x32_w4", {"block_p": 128, "block_c": 32}),)
-KERNEL = Kernel("conv_unfold", OP, {"bits": _BITS}, dict.fromkeys((80, 90, 100), _CONFIGS), _plan)
-FAMILY = Family(OP, (KERNEL,), sample=lambda kernel, point: True)
+FAMILY = copy_family(OP, _plan, (Config("128x32_w4", {"block_p": 128, "block_c": 32}),))

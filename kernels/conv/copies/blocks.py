@@ -9,30 +9,23 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from tk.aot.expr import ceil_div, select, tensors
-from tk.aot.spec import DTYPES, Config, Const, Family, Int, Kernel, Launch, Op, Plan, Point, Pointer, Selector, require
+from tk.aot.expr import ceil_div
+from tk.aot.spec import Config, Const, Int, Plan, Point, Pointer, require
 from tk.kernels.conv.arguments import extents, leave_out, weight_strides
+from tk.kernels.conv.copies.op import OUT, X, copy_family, copy_op, copy_plan
 from tk.kernels.conv.geometry import place, tap_of
 from tk.kernels.conv.op import OF_TAPS, channels_together
 
-# x [G, O, C, KD, KH, KW], out [G / merge, merge O, merge C, KD, KH, KW]. Only the size of an element matters.
-X, OUT = tensors("x", "out")
-OP = Op(
-    name="conv_blocks",
-    tensors=(X, OUT),
-    ints=(),
-    floats=(),
-    locals={
+# x [G, O, C, KD, KH, KW], out [G / merge, merge O, merge C, KD, KH, KW].
+OP = copy_op(
+    "conv_blocks",
+    {
         "filters": OUT.size(1),  # of a product, as are channels
         "channels": OUT.size(2),
         "slices": OUT.size(0) * X.size(3) * X.size(4) * X.size(5),  # of products, one for each tap
-        "itemsize": select(X.dtype == DTYPES["fp32"], 4, 2),
     },
-    selectors={"bits": Selector(X.dtype == DTYPES["fp32"], 2)},
-    dims=("filters", "channels", "slices"),
 )
 FILTERS, CHANNELS, SLICES = (OP.local(name) for name in ("filters", "channels", "slices"))
-_BITS = ("i16", "i32")
 
 
 class OfGroup(NamedTuple):
@@ -82,18 +75,13 @@ def _plan(point: Point) -> Plan:
     fits = (OUT.size(0) * merge == X.size(0)) & (FILTERS == merge * X.size(1)) & (CHANNELS == merge * X.size(2))
     small = (FILTERS < 2**31 - 2**16) & (CHANNELS < 2**31 - 2**16) & (X.size(0) < 2**31)
     blocks = ceil_div(FILTERS, c.block_f), ceil_div(CHANNELS, c.block_c)
-    return Plan(
-        constraints=(
-            require(fits, "out of the sizes of merged groups"),
-            channels_together(OUT, CHANNELS, OF_TAPS),
-            require(small, "less than 2**31 - 65536 filters and channels of a product, and 2**31 groups"),
-        ),
-        serves={"bits": (_BITS.index(point.bits),)},
-        launches=(Launch(conv_blocks, args, (SLICES, *blocks), num_warps=4),),
-        cost=3_000_000 + SLICES * FILTERS * CHANNELS * OP.local("itemsize") // 2,
+    constraints = (
+        require(fits, "out of the sizes of merged groups"),
+        channels_together(OUT, CHANNELS, OF_TAPS),
+        require(small, "less than 2**31 - 65536 filters and channels of a product, and 2**31 groups"),
     )
+    traffic = SLICES * FILTERS * CHANNELS * OP.local("itemsize")
+    return copy_plan(point, conv_blocks, args, (SLICES, *blocks), constraints, traffic // 2)
 
 
-_CONFIGS = (Config("16x64_w4", {"block_f": 16, "block_c": 64}),)
-KERNEL = Kernel("conv_blocks", OP, {"bits": _BITS}, dict.fromkeys((80, 90, 100), _CONFIGS), _plan)
-FAMILY = Family(OP, (KERNEL,), sample=lambda kernel, point: True)
+FAMILY = copy_family(OP, _plan, (Config("16x64_w4", {"block_f": 16, "block_c": 64}),))

@@ -3,44 +3,23 @@
 import triton
 import triton.language as tl
 
-from tk.aot.expr import ceil_div, select, tensors
-from tk.aot.spec import (
-    DTYPES,
-    Config,
-    Const,
-    Family,
-    Int,
-    Kernel,
-    Launch,
-    Op,
-    Plan,
-    Point,
-    Pointer,
-    Selector,
-    require,
-)
+from tk.aot.expr import ceil_div
+from tk.aot.spec import Config, Const, Int, Plan, Point, Pointer, require
 from tk.kernels.conv.arguments import extents, image_strides, leave_out
+from tk.kernels.conv.copies.op import OUT, X, copy_family, copy_op, copy_plan
 from tk.kernels.conv.geometry import pixel, place
 from tk.kernels.conv.op import channels_together
 
-# Both [N, G, C, D, H, W]. Only the size of an element matters.
-X, OUT = tensors("x", "out")
-OP = Op(
-    name="conv_layout",
-    tensors=(X, OUT),
-    ints=(),
-    floats=(),
-    locals={
+# Both [N, G, C, D, H, W].
+OP = copy_op(
+    "conv_layout",
+    {
         "images": X.size(0),
         "channels": X.size(1) * X.size(2),
         "pixels": X.size(3) * X.size(4) * X.size(5),
-        "itemsize": select(X.dtype == DTYPES["fp32"], 4, 2),
     },
-    selectors={"bits": Selector(X.dtype == DTYPES["fp32"], 2)},
-    dims=("images", "channels", "pixels"),
 )
 IMAGES, CHANNELS, PIXELS = (OP.local(name) for name in ("images", "channels", "pixels"))
-_BITS = ("i16", "i32")
 
 
 @triton.jit
@@ -89,30 +68,16 @@ def _plan(point: Point) -> Plan:
         holds = holds & ((X.size(3) == 1) | (X.stride(3) == pitch * X.size(4)))
         constraints.append(require(holds, "x with pixels one behind the other, a multiple of 16 of them"))
     # Of whole tiles: a 3x3 filter has 9 pixels.
-    tiles = ceil_div(PIXELS, c.block_p) * ceil_div(CHANNELS, c.block_c)
-    traffic = 2 * IMAGES * tiles * c.block_p * c.block_c * OP.local("itemsize")
+    blocks = ceil_div(PIXELS, c.block_p), ceil_div(CHANNELS, c.block_c)
+    traffic = 2 * IMAGES * (blocks[0] * blocks[1]) * c.block_p * c.block_c * OP.local("itemsize")
     if c.block_p < 64:
         traffic = traffic * 5 // 4  # reads of 32 bytes at a time
-    return Plan(
-        constraints=tuple(constraints),
-        serves={"bits": (_BITS.index(point.bits),)},
-        launches=(
-            Launch(
-                conv_layout,
-                args,
-                (IMAGES * ceil_div(PIXELS, c.block_p), ceil_div(CHANNELS, c.block_c), 1),
-                num_warps=4,
-            ),
-        ),
-        cost=3_000_000 + traffic // (3 if point.joined else 2),
-    )
+    grid = (IMAGES * blocks[0], blocks[1], 1)
+    return copy_plan(point, conv_layout, args, grid, constraints, traffic // (3 if point.joined else 2))
 
 
 _CONFIGS = (
     Config("64x64_w4", {"block_c": 64, "block_p": 64}),
     Config("128x16_w4", {"block_c": 128, "block_p": 16}),
 )
-KERNEL = Kernel(
-    "conv_layout", OP, {"bits": _BITS, "joined": (True, False)}, dict.fromkeys((80, 90, 100), _CONFIGS), _plan
-)
-FAMILY = Family(OP, (KERNEL,), sample=lambda kernel, point: True)
+FAMILY = copy_family(OP, _plan, _CONFIGS, {"joined": (True, False)})
