@@ -233,7 +233,7 @@ bool launch_input_product(Problem p, const Geometry& g, const Settings& s) {
 
 // Whether one launch has all places of the input's gradient: Hopper's kernels do, of one group and 16 bits. No
 // dimension may have both a stride and a dilation, nor reach further than an im2col map can say
-// (kernels/conv_input_grad/tma_plans.py).
+// (kernels/conv/input_grad/tma_plans.py).
 bool has_kernels_for_input_gradient(const Problem& whole, const Geometry& g) {
   const View& weight = whole.weight;
   if (g.groups != 1 || weight.count() == 0) return false;

@@ -15,11 +15,11 @@ from tk.aot.grid import Variant, bucket_expr, buckets, enumerate_grid
 from tk.aot.spec import DTYPES
 from tk.kernels.conv.copies.layout import FAMILY as LAYOUT_FAMILY
 from tk.kernels.conv.copies.layout import OP as LAYOUT
-from tk.kernels.conv.family import FAMILY
+from tk.kernels.conv.forward.family import FAMILY
 from tk.kernels.conv.op import OP
-from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
-from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
-from tk.kernels.conv_weight_grad.reduce import SHARE, SPLITS
+from tk.kernels.conv.weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
+from tk.kernels.conv.weight_grad.op import OP as WEIGHT_GRAD
+from tk.kernels.conv.weight_grad.reduce import SHARE, SPLITS
 
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 60 << 20}
 GRID = enumerate_grid(FAMILY, 90)

@@ -20,13 +20,13 @@ from tk.kernels.conv.copies.layout import FAMILY as LAYOUT_FAMILY
 from tk.kernels.conv.copies.layout import OP as LAYOUT
 from tk.kernels.conv.copies.unfold import FAMILY as UNFOLD_FAMILY
 from tk.kernels.conv.copies.unfold import OP as UNFOLD
-from tk.kernels.conv.family import FAMILY
+from tk.kernels.conv.forward.contained_op import FAMILY as CONTAINED_FAMILY
+from tk.kernels.conv.forward.contained_op import OP as CONTAINED
+from tk.kernels.conv.forward.family import FAMILY
 from tk.kernels.conv.op import OP
-from tk.kernels.conv_contained import FAMILY as CONTAINED_FAMILY
-from tk.kernels.conv_contained import OP as CONTAINED
-from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
-from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
-from tk.kernels.conv_weight_grad.reduce import SPLITS
+from tk.kernels.conv.weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
+from tk.kernels.conv.weight_grad.op import OP as WEIGHT_GRAD
+from tk.kernels.conv.weight_grad.reduce import SPLITS
 
 from .launcher import describe, run
 

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from tk.aot.expr import Problem, as_expr
 from tk.aot.grid import Variant, enumerate_grid
 from tk.aot.spec import Arg, Bundle, Const, Int, Pointer, TensorMap
-from tk.kernels.conv_input_grad.family import FAMILY
-from tk.kernels.conv_input_grad.op import OP
-from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
-from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
+from tk.kernels.conv.input_grad.family import FAMILY
+from tk.kernels.conv.input_grad.op import OP
+from tk.kernels.conv.weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
+from tk.kernels.conv.weight_grad.op import OP as WEIGHT_GRAD
 
 from . import gluon_emulator
 from .launcher import H200, describe, failed_constraint

@@ -1,7 +1,7 @@
 """The family `conv`: its kernels, what tests compile of them, and what is kept as PTX."""
 
 from tk.aot.spec import Kernel, Point
-from tk.kernels.conv import depthwise, depthwise_slide, pointer, tma_plans
+from tk.kernels.conv.forward import depthwise, depthwise_slide, pointer, tma_plans
 from tk.kernels.conv.op import OP
 from tk.kernels.sampled import sampled_family
 

@@ -30,7 +30,7 @@ from tk.aot.spec import (
 )
 from tk.kernels.conv.arguments import extents, geometry_of, leave_out, sizes_of, weight_strides
 from tk.kernels.conv.cost import plain_cores, waiting_ns
-from tk.kernels.conv.depthwise import (
+from tk.kernels.conv.forward.depthwise import (
     CHANNELS_LAST,
     args_in_pieces,
     in_pieces,
@@ -38,9 +38,9 @@ from tk.kernels.conv.depthwise import (
     pitches_in_pieces,
     whole_pixels,
 )
+from tk.kernels.conv.forward.pointer import ARCHS, finish_pixels, problem_args
 from tk.kernels.conv.geometry import Spatial, line, place, tap_of
 from tk.kernels.conv.op import DTYPE_AXIS, OP, OUT, WEIGHT, X, fits_32_bits, serves
-from tk.kernels.conv.pointer import ARCHS, finish_pixels, problem_args
 from tk.kernels.epilogue import activate
 
 # --- The device functions ---

@@ -8,8 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from tk.kernels.conv.forward.tma import Convolution, Elements, load_pixels
 from tk.kernels.conv.geometry import Spatial, tap_of
-from tk.kernels.conv.tma import Convolution, Elements, load_pixels
 from tk.kernels.hopper.epilogue import TmaStore
 from tk.kernels.hopper.product import multiply
 from tk.kernels.hopper.stream_k import NoFixup

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-from tk.aot.expr import Expr, Tensor, ceil_div, device, minimum
-from tk.aot.spec import ITEMSIZE, Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, TensorMap, require
+from tk.aot.expr import Expr, Tensor, ceil_div
+from tk.aot.spec import ITEMSIZE, Config, Const, Int, Kernel, Plan, Point, Scratch, TensorMap, require
 from tk.kernels.conv.cost import predict, step_ns
-from tk.kernels.conv.tma_plans import Gather, is_even, pixel_pitch, whole_pieces
-from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
-from tk.kernels.conv_weight_grad.reduce import SHARE, SPLITS, split_locals, split_plan
-from tk.kernels.conv_weight_grad.tma import weight_grad_tma
+from tk.kernels.conv.tma_maps import Gather, is_even, pixel_pitch, whole_pieces
+from tk.kernels.conv.tma_tiles import persistent_launch
+from tk.kernels.conv.weight_grad.op import GRAD, OP, OUT, X
+from tk.kernels.conv.weight_grad.reduce import SHARE, SPLITS, split_locals, split_plan
+from tk.kernels.conv.weight_grad.tma import weight_grad_tma
 from tk.kernels.hopper.arguments import Tile
 
 _GATHER = Gather(OP, X, OUT, GRAD)
@@ -62,7 +63,7 @@ def _whole_plan(point: Point) -> Plan:
     return replace(
         split,
         constraints=(*split.constraints, require(holds & (N > 1), "out channels-last, its taps side by side")),
-        launches=(Launch(weight_grad_tma, args, (minimum(device.sm_count, tiles), 1, 1), num_warps=4),),
+        launches=(persistent_launch(weight_grad_tma, args, tiles),),
         locals=(),
         buffers=(),
         cost=predict(point, OP, tiles, steps * c.block_k, percent=90),
@@ -88,7 +89,7 @@ def _plan(point: Point) -> Plan:
         SPATIAL=Const(point.spatial),
     )
     units = tiles * SPLITS
-    launch = Launch(weight_grad_tma, args, (minimum(device.sm_count, units), 1, 1), num_warps=4)
+    launch = persistent_launch(weight_grad_tma, args, units)
     again = 8 * SPLITS * N * OP.local("K")  # the partial sums are written and read
     itemsize = ITEMSIZE[point.dtype]
     constraints = (

@@ -10,9 +10,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from tk.kernels.conv.forward.tma import Elements, first_position, load_pixels, store_layout
 from tk.kernels.conv.geometry import ImageStrides, Spatial, pixel, place, tap_of, times
-from tk.kernels.conv.tma import Elements, first_position, load_pixels, store_layout
-from tk.kernels.conv_weight_grad.tma import Plain
+from tk.kernels.conv.weight_grad.tma import Plain
 from tk.kernels.hopper.epilogue import InMatrix, tma_store
 from tk.kernels.hopper.product import multiply
 from tk.kernels.hopper.stream_k import NoFixup

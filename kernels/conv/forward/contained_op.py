@@ -1,15 +1,14 @@
 """conv_contained: after a convolution whose groups were merged into one, by a weight of zeros between them. A NaN or an
 infinity of one group made NaN of others' results: what is NaN is worked out again, of each group by itself.
 
-Of each pixel two elements are read, and nothing is written where they are no NaN. kernels/conv/contained.py has the
-kernel.
+Of each pixel two elements are read, and nothing is written where they are no NaN. The kernel is that of contained.py.
 """
 
 from tk.aot.expr import select
 from tk.aot.spec import DTYPES, Config, Family, Kernel, Op, Plan, Point, Selector, require
+from tk.kernels.conv.forward.pointer import ARCHS, contained_cost, contained_launch
 from tk.kernels.conv.op import BIAS, DTYPE_AXIS, OUT, WEIGHT, X, conv_locals, fits_32_bits, has_pieces
 from tk.kernels.conv.op import OP as CONV
-from tk.kernels.conv.pointer import ARCHS, contained_cost, contained_launch
 
 # Everything as `conv` has it, and how many groups were multiplied as one; the precision makes no difference.
 OP = Op(

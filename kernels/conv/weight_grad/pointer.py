@@ -22,6 +22,7 @@ from tk.aot.spec import (
 )
 from tk.kernels.conv.arguments import geometry_of, image_strides, leave_out, sizes_of
 from tk.kernels.conv.cost import predict, step_ns
+from tk.kernels.conv.forward.pointer import ARCHS, Tile, dot, first_channel, merged_groups, tile, wide_channels
 from tk.kernels.conv.geometry import (
     across,
     down,
@@ -38,9 +39,8 @@ from tk.kernels.conv.op import (
     PRECISION_AXIS,
     makes_sense,
 )
-from tk.kernels.conv.pointer import ARCHS, Tile, dot, first_channel, merged_groups, tile, wide_channels
-from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
-from tk.kernels.conv_weight_grad.reduce import (
+from tk.kernels.conv.weight_grad.op import GRAD, OP, OUT, X
+from tk.kernels.conv.weight_grad.reduce import (
     FREE_LOCAL,
     SHARE,
     SPLITS,

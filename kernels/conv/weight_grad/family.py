@@ -1,8 +1,8 @@
 """The family `conv_weight_grad`: its kernels, what tests compile of them, and what is kept as PTX."""
 
 from tk.aot.spec import Kernel, Point
-from tk.kernels.conv_weight_grad import depthwise, depthwise_slide, pointer, tma_plans
-from tk.kernels.conv_weight_grad.op import OP
+from tk.kernels.conv.weight_grad import depthwise, depthwise_slide, pointer, tma_plans
+from tk.kernels.conv.weight_grad.op import OP
 from tk.kernels.sampled import sampled_family
 
 _SAMPLED = {

@@ -17,8 +17,8 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from tk.aot.expr import Expr, Tensor, ceil_div, local, maximum, minimum, select
 from tk.aot.spec import Config, Const, Constraint, Int, Kernel, Launch, Op, Plan, Point, Pointer, require
 from tk.kernels.conv.arguments import geometry_of, image_strides, leave_out, sizes_of, weight_strides
-from tk.kernels.conv.contained import conv_contained
 from tk.kernels.conv.cost import predict, tiles_of
+from tk.kernels.conv.forward.contained import conv_contained
 from tk.kernels.conv.geometry import (
     Epilogue,
     ImageStrides,

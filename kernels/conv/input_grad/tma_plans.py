@@ -3,34 +3,23 @@
 from functools import partial
 from typing import Any
 
-from tk.aot.expr import Expr, ceil_div, device, minimum
-from tk.aot.spec import (
-    Const,
-    Constraint,
-    Int,
-    Kernel,
-    Launch,
-    Plan,
-    Point,
-    require,
-)
+from tk.aot.expr import Expr, ceil_div
+from tk.aot.spec import Constraint, Int, Kernel, Plan, Point, require
 from tk.kernels.conv.arguments import extents, spatial
 from tk.kernels.conv.cost import predict, tiles_of
+from tk.kernels.conv.input_grad.op import GRAD, OP, OUT, WEIGHT, places
+from tk.kernels.conv.input_grad.tma import Phases, input_grad_tma
 from tk.kernels.conv.op import OF_TAPS, geometry, serves
-from tk.kernels.conv.tma_plans import (
+from tk.kernels.conv.tma_maps import has_dimensions, im2col_map, weight_map, whole_pieces
+from tk.kernels.conv.tma_tiles import (
     ALL_STORES,
-    has_dimensions,
-    hopper_tile,
-    im2col_map,
     is_compiled,
+    persistent_launch,
     store_args,
     subtile_of,
     tile,
-    weight_map,
-    whole_pieces,
+    tile_args,
 )
-from tk.kernels.conv_input_grad.op import GRAD, OP, OUT, WEIGHT, places
-from tk.kernels.conv_input_grad.tma import Phases, input_grad_tma
 
 ROWS, PHASES, TAPS = OP.local("rows"), OP.local("phases"), OP.local("taps")
 O, C = WEIGHT.size(1), WEIGHT.size(2)  # noqa: E741  as docs/conv.md calls them
@@ -96,11 +85,7 @@ def _plan(point: Point) -> Plan | None:
             GRAD, point.dtype, O, (c.block_m // c.cooperative, c.block_k), point.spatial, _lower, _upper, lambda d: 1
         ),
         weight_desc=weight_map(WEIGHT, point.dtype, O, C, (c.block_k, c.block_n)),
-        rows=Int(ROWS),
-        channels=Int(O),
-        tiles=Int(tiles),
         tiles_of_phase=Int(tiles_of_phase),
-        group=Int(max(1024 // c.block_m, 1)),
         phases=Phases(
             places=spatial(places),
             image=extents(OUT),
@@ -110,9 +95,7 @@ def _plan(point: Point) -> Plan | None:
             lower=spatial(_lower),
             dilation=spatial(partial(_geometry, "dilation")),
         ),
-        TILE=Const(hopper_tile(point)),
-        SPATIAL=Const(point.spatial),
-        STORE=Const(point.store),
+        **tile_args(point, ROWS, O, tiles),
         **out_args,
     )
     judged = PHASES * tiles_of(OP.local("rows_choice"), C, (c.block_m, c.block_n))
@@ -134,7 +117,7 @@ def _plan(point: Point) -> Plan | None:
             *out_constraints,
         ),
         serves=serves(point),
-        launches=(Launch(input_grad_tma, args, (minimum(device.sm_count, tiles), 1, 1), num_warps=4),),
+        launches=(persistent_launch(input_grad_tma, args, tiles),),
         cost=predict(point, OP, judged, steps * c.block_k, percent=percent, l2=_FETCHED, alone_ns=alone_ns),
     )
 

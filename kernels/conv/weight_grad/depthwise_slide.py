@@ -10,15 +10,15 @@ from tk.aot.expr import Expr, ceil_div
 from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, require
 from tk.kernels.conv.arguments import leave_out
 from tk.kernels.conv.cost import multiplications, plain_cores
-from tk.kernels.conv.depthwise import args_in_pieces, in_pieces, piece_of, pitches_in_pieces
-from tk.kernels.conv.depthwise_slide import Tile, element_of_line, with_product, zeros_of
+from tk.kernels.conv.forward.depthwise import args_in_pieces, in_pieces, piece_of, pitches_in_pieces
+from tk.kernels.conv.forward.depthwise_slide import Tile, element_of_line, with_product, zeros_of
+from tk.kernels.conv.forward.pointer import ARCHS
 from tk.kernels.conv.geometry import Spatial, line, place
 from tk.kernels.conv.op import DTYPE_AXIS
-from tk.kernels.conv.pointer import ARCHS
-from tk.kernels.conv_weight_grad.depthwise import whole_pixels
-from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT
-from tk.kernels.conv_weight_grad.pointer import G, problem_args
-from tk.kernels.conv_weight_grad.reduce import SHARE, SPLITS, split_locals, split_plan
+from tk.kernels.conv.weight_grad.depthwise import whole_pixels
+from tk.kernels.conv.weight_grad.op import GRAD, OP, OUT
+from tk.kernels.conv.weight_grad.pointer import G, problem_args
+from tk.kernels.conv.weight_grad.reduce import SHARE, SPLITS, split_locals, split_plan
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def weight_grad_slide(grad, x, partials, lines, channels, taps, sizes, share, ge
         d = pd * geometry.stride.d - geometry.padding.d + kd * geometry.dilation.d
         h = ph * geometry.stride.h - geometry.padding.h + kh * geometry.dilation.h
         there = (row < end) & (d >= 0) & (d < sizes.image.d) & (h >= 0) & (h < sizes.image.h)
-        pw = row * 0  # one number for all rows, as in kernels/conv/depthwise_slide.py
+        pw = row * 0  # one number for all rows, as in forward/depthwise_slide.py
         w = pw - geometry.padding.w
         of_grad = image.to(tl.int64) * grad_stride.n + place(Spatial(pd, ph, pw), grad_stride.pixel)
         of_x = image.to(tl.int64) * x_stride.n + place(Spatial(d, h, w), x_stride.pixel)

@@ -8,7 +8,7 @@ from tk.aot.spec import Buffer, Const, Constraint, Int, Launch, Plan, Point, Poi
 from tk.kernels.conv.arguments import extents, leave_out, weight_strides
 from tk.kernels.conv.geometry import place, tap_of
 from tk.kernels.conv.op import fits_32_bits, serves
-from tk.kernels.conv_weight_grad.op import OP, OUT, X
+from tk.kernels.conv.weight_grad.op import OP, OUT, X
 
 M = OP.local("M")
 _ROWS = OP.local("groups") * OP.local("N")  # of the gradient, each of `K` numbers
