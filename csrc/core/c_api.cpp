@@ -249,6 +249,18 @@ tk_status tk_list_launches(const tk_pack* pack, const char* op, tk_launch_info* 
   return list(rows, capacity, count, [&] { return inspect::launches(pack, op); });
 }
 
+tk_status tk_launches(const tk_call* call, tk_launch_info* rows, uint32_t capacity, uint32_t* count) {
+  return guarded_problem(call, [&](Problem& problem) {
+    require_argument(count, "count");
+    if (capacity) require_argument(rows, "rows");
+    const Choice chosen = choose(problem);
+    const std::span<const PreparedLaunch> found = chosen.prepared.launches;
+    *count = static_cast<uint32_t>(found.size());
+    for (uint32_t i = 0; i < std::min(capacity, *count); i++)
+      rows[i] = inspect::describe(problem.pack, chosen.variant, *found[i].recipe);
+  });
+}
+
 tk_status tk_verify_pack(const char* path, uint32_t* images) {
   return guarded([&] {
     require_argument(path, "path");

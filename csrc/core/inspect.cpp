@@ -124,20 +124,23 @@ std::vector<tk_launch_info> launches(const tk_pack* handle, const char* name) {
   const OpInPack op = find(handle, name);
   std::vector<tk_launch_info> out;
   for_each_variant(op, [&](uint32_t number, const format::Variant& variant) {
-    for (const auto& launch : op.pack->rows<format::Launch>(variant.launches)) {
-      const format::Image& image = op.pack->row<format::Image>(launch.image);
-      const format::Frame& frame = op.pack->row<format::Frame>(image.frame);
-      out.push_back({.variant = number,
-                     .threads = launch.threads,
-                     .shared = launch.shared,
-                     .cluster = launch.cluster,
-                     .size = image.size,
-                     .compressed_size = image.size * frame.compressed_size / frame.size,
-                     .image = op.pack->string(image.name),
-                     .entry = op.pack->string(launch.entry)});
-    }
+    for (const auto& launch : op.pack->rows<format::Launch>(variant.launches))
+      out.push_back(describe(*op.pack, number, launch));
   });
   return out;
+}
+
+tk_launch_info describe(const Pack& pack, uint32_t variant, const format::Launch& launch) {
+  const format::Image& image = pack.row<format::Image>(launch.image);
+  const format::Frame& frame = pack.row<format::Frame>(image.frame);
+  return {.variant = variant,
+          .threads = launch.threads,
+          .shared = launch.shared,
+          .cluster = launch.cluster,
+          .size = image.size,
+          .compressed_size = image.size * frame.compressed_size / frame.size,
+          .image = pack.string(image.name),
+          .entry = pack.string(launch.entry)};
 }
 
 uint32_t verify(const std::string& path) {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tk/tk.h"
+#include "pack.h"
 
 namespace tk::inspect {
 
@@ -16,6 +16,9 @@ std::vector<tk_config_info> configs(const tk_pack* pack, const char* op);
 std::vector<tk_variant_info> variants(const tk_pack* pack, const char* op);
 std::vector<tk_constraint_info> constraints(const tk_pack* pack, const char* op);
 std::vector<tk_launch_info> launches(const tk_pack* pack, const char* op);
+
+// Of a variant, as tk_list_launches tells it.
+tk_launch_info describe(const Pack& pack, uint32_t variant, const format::Launch& launch);
 
 // How many images the file has, all of them whole. Throws TK_PACK_ERROR.
 uint32_t verify(const std::string& path);

@@ -378,7 +378,7 @@ void launch_lists(const ListCall& c, Device device) {
   const auto size = static_cast<int64_t>(table.words.size());
   const Tensor memory = empty({&size, 1}, kInt64, device);
   void* const data = write_pointer(meta(memory));
-  if (!is_described()) store(table, data, c.settings, device);
+  store(table, data, c.settings, device);
   std::vector<tk_tensor> tensors = describe_arguments(c, data, table.chunks);
   for (const Made& made : c.results)
     tensors.push_back(made.is_list ? describe_list(c, data, table.chunks, true, made.dtype)

@@ -14,8 +14,8 @@ from tk import _library
 from tk._table import Records
 
 __all__ = [
-    "OF_FUNCTIONS", "Coverage", "CoverageRow", "Pack", "Packs", "config_numbers", "config_params", "coverage", "needs",
-    "op_names", "packs", "verify",
+    "OF_FUNCTIONS", "Coverage", "CoverageRow", "LaunchInfo", "Pack", "Packs", "config_numbers", "config_params",
+    "coverage", "is_generated", "listed", "needs", "op_names", "packs", "verify",
 ]  # fmt: skip
 
 
@@ -93,8 +93,8 @@ class LaunchInfo(ctypes.Structure):
 Row = TypeVar("Row", bound=ctypes.Structure)
 
 
-def _listed(function: str, row: type[Row], *of: Any) -> ctypes.Array[Row]:
-    """What one of tk.h's tk_list_… functions tells."""
+def listed(function: str, row: type[Row], *of: Any) -> ctypes.Array[Row]:
+    """What one of tk.h's functions tells that fill rows: tk_list_…, tk_candidates, tk_launches."""
     call = getattr(_library.core(), function)
     count = ctypes.c_uint32()
     _library.check(call(*of, None, 0, ctypes.byref(count)))
@@ -105,7 +105,7 @@ def _listed(function: str, row: type[Row], *of: Any) -> ctypes.Array[Row]:
 
 def _open_packs() -> Iterator[tuple[PackInfo, ctypes.c_void_p]]:
     """Those that can be used."""
-    for pack in _listed("tk_list_packs", PackInfo):
+    for pack in listed("tk_list_packs", PackInfo):
         if pack.pack:
             yield pack, ctypes.c_void_p(pack.pack)
 
@@ -202,14 +202,14 @@ class Coverage(Records[CoverageRow]):
 
 def packs() -> Packs:
     """The packs that are loaded or belong to the package, whatever GPUs there are."""
-    return Packs(map(_pack, _listed("tk_list_packs", PackInfo)))
+    return Packs(map(_pack, listed("tk_list_packs", PackInfo)))
 
 
 def _pack(info: PackInfo) -> Pack:
     is_builtin = bool(info.builtin)
     if not info.pack:
         return Pack(info.path.decode(), "", "", (), 0, 0, 0, is_builtin, info.problem.decode())
-    ops = _listed("tk_list_ops", OpInfo, ctypes.c_void_p(info.pack))
+    ops = listed("tk_list_ops", OpInfo, ctypes.c_void_p(info.pack))
     return Pack(
         info.path.decode(),
         _arch(info),
@@ -234,7 +234,7 @@ def coverage() -> Coverage:
     """The table of everything compiled, per architecture."""
     rows: list[CoverageRow] = []
     for info, pack in _open_packs():
-        for op in _listed("tk_list_ops", OpInfo, pack):
+        for op in listed("tk_list_ops", OpInfo, pack):
             rows += _coverage_of(_arch(info), pack, op.name)
     return Coverage(sorted(rows, key=lambda r: (r.arch, r.op)))
 
@@ -243,11 +243,11 @@ def _coverage_of(arch: str, pack: ctypes.c_void_p, op: bytes) -> list[CoverageRo
     """A row for each kernel and config of an op, in order."""
     configs: dict[int, tuple[bytes, int, bytes]] = {}  # by variant
     variants: dict[tuple[bytes, int, bytes], int] = {}
-    for v in _listed("tk_list_variants", VariantInfo, pack, op):
+    for v in listed("tk_list_variants", VariantInfo, pack, op):
         configs[v.number] = key = (v.kernel, v.config, v.config_name)
         variants[key] = variants.get(key, 0) + 1
     images: dict[tuple[bytes, int, bytes], dict[bytes, int]] = {key: {} for key in variants}
-    for launch in _listed("tk_list_launches", LaunchInfo, pack, op):
+    for launch in listed("tk_list_launches", LaunchInfo, pack, op):
         images[configs[launch.variant]][launch.image] = launch.size
     return [
         CoverageRow(
@@ -261,8 +261,16 @@ def _coverage_of(arch: str, pack: ctypes.c_void_p, op: bytes) -> list[CoverageRo
 
 def op_names() -> set[str]:
     """The ops that a pin may name, of all packs. Kernels of a user's mods and functions take none."""
-    names = {op.name.decode() for _, pack in _open_packs() for op in _listed("tk_list_ops", OpInfo, pack)}
+    names = {op.name.decode() for _, pack in _open_packs() for op in listed("tk_list_ops", OpInfo, pack)}
     return {name for name in names if not name.startswith(OF_FUNCTIONS)}
+
+
+def is_generated(op: str) -> bool:
+    """Whether an op is one whose pack says what it takes and returns."""
+    wanted = op.encode()
+    return any(
+        row.name == wanted and row.schema for _, pack in _open_packs() for row in listed("tk_list_ops", OpInfo, pack)
+    )
 
 
 def config_numbers(op: str) -> dict[str, int]:
@@ -271,9 +279,9 @@ def config_numbers(op: str) -> dict[str, int]:
     return {
         config.name.decode(): config.number
         for _, pack in _open_packs()
-        for found in _listed("tk_list_ops", OpInfo, pack)
+        for found in listed("tk_list_ops", OpInfo, pack)
         if found.name == wanted
-        for config in _listed("tk_list_configs", ConfigInfo, pack, wanted)
+        for config in listed("tk_list_configs", ConfigInfo, pack, wanted)
     }
 
 
@@ -283,9 +291,9 @@ def config_params(op: str) -> dict[str, dict[str, Any]]:
     return {
         config.name.decode(): json.loads(config.params)
         for _, pack in _open_packs()
-        for found in _listed("tk_list_ops", OpInfo, pack)
+        for found in listed("tk_list_ops", OpInfo, pack)
         if found.name == wanted
-        for config in _listed("tk_list_configs", ConfigInfo, pack, wanted)
+        for config in listed("tk_list_configs", ConfigInfo, pack, wanted)
     }
 
 
@@ -294,10 +302,10 @@ def needs(op: str) -> list[tuple[str, ...]]:
     wanted = op.encode()
     found: dict[tuple[str, ...], None] = {}
     for _, pack in _open_packs():
-        if not any(row.name == wanted for row in _listed("tk_list_ops", OpInfo, pack)):
+        if not any(row.name == wanted for row in listed("tk_list_ops", OpInfo, pack)):
             continue
         of_variant: dict[int, list[str]] = {}
-        for row in _listed("tk_list_constraints", ConstraintInfo, pack, wanted):
+        for row in listed("tk_list_constraints", ConstraintInfo, pack, wanted):
             of_variant.setdefault(row.variant, []).append(row.message.decode())
         found |= dict.fromkeys(map(tuple, of_variant.values()))
     return list(found)

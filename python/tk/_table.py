@@ -28,7 +28,7 @@ def _text(x: object) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "-" or cell.replace(".", "", 1).lstrip("-").isdigit()
+    return cell in ("", "-") or cell.replace(".", "", 1).lstrip("-").isdigit()
 
 
 def _line(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:

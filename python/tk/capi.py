@@ -18,9 +18,10 @@ from functools import cache
 import torch
 
 from tk import _library
+from tk._packs import LaunchInfo, listed
 
 __all__ = ["Candidate", "Choice", "Matrix", "Problem"]
-__all__ += ["candidates", "capture_id", "choose", "describe_device", "launch", "pin", "prepare"]
+__all__ += ["candidates", "capture_id", "choose", "describe_device", "launch", "launches", "pin", "prepare"]
 
 MAX_DIMS = 8
 # torch's ScalarType numbers (tk.h).
@@ -84,12 +85,6 @@ def _core() -> ctypes.CDLL:
     library = _library.core()
     call = ctypes.POINTER(_Call)
     library.tk_choose.argtypes = [call, ctypes.POINTER(_Choice)]
-    library.tk_candidates.argtypes = [
-        call,
-        ctypes.POINTER(_Candidate),
-        ctypes.c_uint32,
-        ctypes.POINTER(ctypes.c_uint32),
-    ]
     library.tk_launch.argtypes = [call, ctypes.c_void_p, ctypes.c_void_p]
     library.tk_pin.argtypes = [call, ctypes.c_int32]
     library.tk_describe_device.argtypes = [ctypes.c_int64] * 4 + [ctypes.POINTER(ctypes.c_int32)]
@@ -179,11 +174,6 @@ class Choice:
 
 def candidates(problem: Problem) -> list[Candidate]:
     """Every config of the problem's bucket, those that do not fit included. Raises as the op would."""
-    prepared = Prepared(problem)
-    count = ctypes.c_uint32()
-    _library.check(_core().tk_candidates(prepared.pointer, None, 0, count))
-    rows = (_Candidate * count.value)()
-    _library.check(_core().tk_candidates(prepared.pointer, rows, count.value, count))
     return [
         Candidate(
             row.variant,
@@ -193,7 +183,7 @@ def candidates(problem: Problem) -> list[Candidate]:
             row.kernel_name.decode(),
             row.failed_constraint.decode() if row.failed_constraint else None,
         )
-        for row in rows
+        for row in listed("tk_candidates", _Candidate, Prepared(problem).pointer)
     ]
 
 
@@ -210,6 +200,13 @@ def choose(problem: Problem, config: int = -1) -> Choice:
         found.kernel_name.decode(),
         found.pack_path.decode(),
     )
+
+
+def launches(problem: Problem, config: int = -1) -> tuple[str, ...]:
+    """The kernels that a launch of the problem runs, in order, as a profiler names them: of the plan's launches those
+    that have something to do. Raises as the op would."""
+    rows = listed("tk_launches", LaunchInfo, Prepared(problem, config).pointer)
+    return tuple(row.entry.decode() for row in rows)
 
 
 def pin(problem: Problem, config: int) -> None:

@@ -6,8 +6,9 @@ import ctypes
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from tk._packs import Coverage, CoverageRow, Pack, Packs, coverage, packs
 from tk._table import Records, table
 from tk.heuristics import described, tuning
 from tk.heuristics import problem as here
-from tk.heuristics.problem import Described
+from tk.heuristics.problem import AtenCall, Described
 
-__all__ = ["Candidates", "Coverage", "CoverageRow", "Explanation", "Pack", "Packs", "Support"]
+__all__ = ["Candidates", "Coverage", "CoverageRow", "Explanation", "Pack", "Packs", "Step", "Steps", "Support"]
 __all__ += ["coverage", "explain", "load_pack", "packs", "preload", "supports"]
 
 
@@ -48,10 +49,49 @@ class Candidates(Records[capi.Candidate]):
 
 
 @dataclass(frozen=True)
+class Step:
+    """A part of a call: an op of tk's core, or one of ATen's ("aten.copy_"). choice: None for ATen's, and where no
+    variant fits. launches: the kernels that it launches, in order, as a profiler names them; ATen's are not known.
+    reason: what the step is for, and why this variant."""
+
+    op: str
+    choice: capi.Choice | None
+    launches: tuple[str, ...]
+    reason: str
+
+
+class Steps(Records[Step]):
+    """The steps of a call, in the order in which they run. The table has a row for each launch."""
+
+    header = ("op", "kernel", "config", "launch", "predicted us", "why")
+
+    @staticmethod
+    def cells(row: Step) -> tuple[object, ...]:
+        launch = next(iter(row.launches), None)
+        if row.choice is None:
+            return row.op, None, None, launch, None, row.reason
+        return (
+            row.op,
+            row.choice.kernel_name,
+            row.choice.config_name,
+            launch,
+            _microseconds(row.choice.cost),
+            row.reason,
+        )
+
+    def __str__(self) -> str:
+        rows = ((self.cells(row), *(("", "", "", launch, "", "") for launch in row.launches[1:])) for row in self)
+        return table(self.header, chain.from_iterable(rows))
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
 class Explanation:
     """problem: None where no kernel is launched. choice: None also where no variant fits. reason: why it is so.
     candidates: every variant of the problem's bucket, the fastest first, with the constraint that keeps it out.
-    runs: whether the call would, with a kernel or without."""
+    runs: whether the call would, with a kernel or without. steps: everything that it launches, copies of operands
+    included; problem, choice and candidates are those of the step that computes the result."""
 
     op: str
     problem: capi.Problem | None
@@ -59,9 +99,13 @@ class Explanation:
     candidates: Candidates
     reason: str
     runs: bool = True
+    steps: Steps = field(default_factory=Steps)
 
     def __str__(self) -> str:
         lines = [f"tk.{self.op}: {self.reason}"]
+        if len(self.steps) > 1 or any(len(step.launches) > 1 for step in self.steps):
+            lines += ["The call launches:", str(self.steps)]
+            lines += ["What may compute the result:"] if self.candidates else []
         if self.candidates:
             lines.append(str(self.candidates))
         return "\n".join(lines)
@@ -84,28 +128,42 @@ class Support:
 def explain(op: str, *args: Any, arch: int | str | None = None, **kwargs: Any) -> Explanation:
     """Which variant and config ``tk.<op>(*args, **kwargs)`` would run and why, and what keeps out the rest.
 
-    Takes the arguments of the function, any of tk's or an op of a loaded pack; of a function that launches several
-    kernels it is about the last. Where ATen computes the call on CUDA, since no kernel takes it, the reason says so. No
-    kernel is launched, and no argument or random generator changes. Raises what the call itself would raise for wrong
-    arguments; that no variant fits is not an error here but a ``choice`` of None.
+    Takes the arguments of the function, any of tk's or an op of a loaded pack. Of a call that launches several kernels
+    ``steps`` names all: copies of operands, each launch of a plan, and what ATen computes in between. The rest is about
+    the step that computes the result. Where ATen computes the call on CUDA, since no kernel takes it, the reason says
+    so. No kernel of tk's is launched, and no argument or random generator changes. Raises what the call itself would
+    raise for wrong arguments; that no variant fits is not an error here but a ``choice`` of None.
 
     arch: 80 or 90, for what would run on an A100 or an H100, which this machine need not have; tensors may then be of
     any device, such as "meta". Raises ValueError for another.
     """
-    describe = here.describe if arch is None else partial(described.describe, described.gpu(arch))
+    find = here.steps if arch is None else partial(described.steps, described.gpu(arch))
     function = _wrapper(op)
     try:
         with _leaving_no_trace(op, args, kwargs) as (args, kwargs):
-            found = describe(function, *args, **kwargs)
+            calls = find(function, *args, **kwargs)
     except errors.VariantNotFoundError as error:  # of attention: no pack has an op for these mods
         return Explanation(op, None, None, Candidates(), str(error), False)
+    steps = Steps(map(_step, calls))
+    found = here.last(calls)
     if found is None:
-        return Explanation(op, None, None, Candidates(), _why_no_launch(describe, op, args, kwargs))
+        return Explanation(op, None, None, Candidates(), _why_no_launch(find, op, args, kwargs), True, steps)
+    lacking = [step for call, step in zip(calls, steps, strict=True) if isinstance(call, Described) and not step.choice]
+    choice = None if lacking else steps[calls.index(found)].choice
+    reason = _why(choice) if choice else lacking[0].reason
+    return Explanation(op, found.problem, choice, _candidates(found), reason, not lacking, steps)
+
+
+def _step(call: Described | AtenCall) -> Step:
+    if isinstance(call, AtenCall):
+        return Step(call.name, None, (), here.PURPOSES.get(call.name, "has no kernel of tk's"))
+    op = call.problem.op
     try:
-        choice = capi.choose(found.problem, found.config)
+        choice = capi.choose(call.problem, call.config)
     except (errors.UnsupportedError, errors.VariantNotFoundError, ValueError) as error:
-        return Explanation(op, found.problem, None, _candidates(found), str(error), False)
-    return Explanation(op, found.problem, choice, _candidates(found), _why(choice))
+        return Step(op, None, (), str(error))
+    reason = "; ".join(filter(None, (here.PURPOSES.get(op), _REASONS[choice.pinned])))
+    return Step(op, choice, capi.launches(call.problem, call.config), reason)
 
 
 def supports(op: str, *args: Any, **kwargs: Any) -> Support:
@@ -172,14 +230,14 @@ def _device_index(device: torch.device | int | str | None) -> int:
     return torch.cuda.current_device() if found.index is None else found.index
 
 
-def _why_no_launch(describe: Callable[..., Any], op: str, args: Any, kwargs: Any) -> str:
+def _why_no_launch(find: Callable[..., Any], op: str, args: Any, kwargs: Any) -> str:
     """On a GPU a function leaves to ATen what no kernel takes, but in strict mode: which says what that is."""
     devices = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-    if describe is here.describe and devices <= {"cpu"}:
+    if find is here.steps and devices <= {"cpu"}:
         return _ON_THE_CPU if devices else _NO_LAUNCH
     try:
         with _leaving_no_trace(op, args, kwargs) as (args, kwargs), config.strict():
-            describe(_wrapper(op), *args, **kwargs)
+            find(_wrapper(op), *args, **kwargs)
     except errors.UnsupportedError as error:
         return f"no kernel takes it, so ATen computes it, but in strict mode, where it is refused: {error}"
     return _NO_LAUNCH

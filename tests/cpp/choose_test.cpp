@@ -246,9 +246,12 @@ TEST_F(ChooseTest, ACostPast64BitsRulesAVariantOut) {
 
 TEST_F(ChooseTest, CallsThatAreNoCallsAreRefused) {
   tk_choice choice;
+  uint32_t count = 0;
   expect_error(tk_choose(nullptr, &choice), TK_INVALID_ARGUMENT, {"NULL"});
   Call c = call(4, 64);
   expect_error(tk_choose(c.get(), nullptr), TK_INVALID_ARGUMENT, {"choice is NULL"});
+  expect_error(tk_launches(c.get(), nullptr, 0, nullptr), TK_INVALID_ARGUMENT, {"count is NULL"});
+  expect_error(tk_launches(c.get(), nullptr, 1, &count), TK_INVALID_ARGUMENT, {"rows is NULL"});
   c.tensors[0].ndim = TK_MAX_DIMS + 1;
   expect_choice_error(c, TK_INVALID_ARGUMENT, {"9 dimensions"});
   c.tensors[0].ndim = -2;

@@ -148,8 +148,13 @@ TEST_F(LaunchTest, SeveralLaunchesInOrder) {
   const auto names = [&](int64_t when) {
     Call c = call();
     c.ints[0] = when;
-    std::string all;
+    tk_launch_info rows[3];
+    uint32_t count = 0;
+    EXPECT_EQ(tk_launches(c.get(), rows, std::size(rows), &count), TK_OK) << tk_last_error();
+    std::string all, told;
     for (const auto& launch : launched(c)) all += launch.kernel + " ";
+    for (const auto& row : std::span(rows, count)) told += row.entry + std::string(" ");
+    EXPECT_EQ(told, all);
     return all;
   };
   EXPECT_EQ(names(1), "one two three ");

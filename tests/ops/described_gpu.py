@@ -9,3 +9,4 @@ from tk.heuristics import described
 H100 = described.gpu(90)
 describe = partial(described.describe, H100)
 describe_all = partial(described.describe_all, H100)
+steps = partial(described.steps, H100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import itertools
 from pathlib import Path
 
@@ -11,12 +12,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import tk
-from tk import _packs, capi
+from tk import _library, _packs, capi
 from tk.cli import _calls
-from tk.heuristics.problem import Described, describe
+from tk.heuristics.problem import AtenCall, Described, describe
 from tk.inspect import Candidates
 
-from . import tiny_pack
+from . import described_gpu, tiny_pack
 
 _numbers = itertools.count()
 
@@ -45,7 +46,7 @@ def explain(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
 
     def run(p: capi.Problem, config: int = -1) -> tk.inspect.Explanation:  # type: ignore[name-defined]
         monkeypatch.setattr(tk.inspect, "_wrapper", lambda op: None)  # type: ignore[attr-defined]
-        monkeypatch.setattr(tk.inspect.here, "describe", lambda wrapper: Described(p, config))  # type: ignore[attr-defined]
+        monkeypatch.setattr(tk.inspect.here, "steps", lambda wrapper: [Described(p, config)])  # type: ignore[attr-defined]
         return tk.explain(p.op)
 
     return run
@@ -285,3 +286,126 @@ def test_explain_says_what_goes_to_aten(name: str) -> None:
 
 def test_what_a_kernel_takes_does_not_go_to_aten() -> None:
     assert "ATen computes it" not in tk.explain("gelu", torch.empty(3, 4, device="meta")).reason
+
+
+# --- Calls of several launches, as on an H100 ---
+
+_CALLS = [
+    pytest.param(call, id=f"{call.name}-{dtype}-{scale}")
+    for dtype in (torch.bfloat16, torch.float32)
+    for scale in ("small", "medium")
+    for call in _calls.calls("meta", dtype, scale)
+]
+
+
+def _planned(d: Described) -> tuple[int, list[str]]:
+    """How many launches the core has prepared for a call, and those of the plan that it took them from."""
+    choice = capi._Choice()
+    _library.check(_library.core().tk_choose(capi.Prepared(d.problem, d.config).pointer, choice))
+    op = d.problem.op.encode()
+    return choice.n_launches, [
+        row.entry.decode()
+        for pack in _packs.listed("tk_list_packs", _packs.PackInfo)
+        if pack.path == choice.pack_path
+        for row in _packs.listed("tk_list_launches", _packs.LaunchInfo, ctypes.c_void_p(pack.pack), op)
+        if row.variant == choice.variant
+    ]
+
+
+def _stand_in_order(names: tuple[str, ...], plan: list[str]) -> bool:
+    rest = iter(plan)
+    return all(name in rest for name in names)
+
+
+@pytest.mark.parametrize("call", _CALLS)
+def test_explain_names_every_launch(call: _calls.Call) -> None:
+    try:
+        found = tk.explain(call.name, *call.args, arch=90, **call.kwargs)
+    except tk.UnsupportedError as error:
+        assert "looks into its arguments" in str(error)
+        return
+    if not found.steps:
+        assert not found.runs  # no pack has an op for these mods
+        return
+    called = described_gpu.describe_all(getattr(tk, call.name), *call.args, **call.kwargs)
+    of_tk = [step for step in found.steps if not step.op.startswith("aten.")]
+    assert [step.op for step in of_tk] == [d.problem.op for d in called]
+    for step, d in zip(of_tk, called, strict=True):
+        if step.choice is None:
+            assert not found.runs
+            continue
+        count, plan = _planned(d)
+        assert len(step.launches) == count and _stand_in_order(step.launches, plan)
+        assert "what fits" in step.reason
+    if found.runs and called:
+        assert found.choice in [step.choice for step in of_tk]
+    shown = str(found)
+    n_launches = sum(len(step.launches) or 1 for step in found.steps)
+    assert ("The call launches:" in shown) == (n_launches > 1)
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+_STEPS = {
+    "a reduction in two passes": (
+        lambda: tk.explain("sum", _meta(1 << 24), arch=90),
+        [("total_sum", ("total_sum_split_0", "total_sum_split_1"))],
+    ),
+    "as many passes as the size needs": (
+        lambda: tk.explain("sort", _meta(8, 100000), arch=90),
+        [("sort", ("sort_radix_0", *("count_digits", "scan_counts", "scatter_digits") * 2, "sort_split_1"))],
+    ),
+    "weights that are made": (
+        lambda: tk.explain("layer_norm", _meta(512, 4096), (4096,), arch=90),
+        [("aten.full", ()), ("aten.full", ()), ("layer_norm", ("layer_norm",))],
+    ),
+    "casts": (
+        lambda: tk.explain("bucketize", _meta(64, 64), _meta(5), arch=90),
+        [("aten._to_copy", ()), ("aten._to_copy", ()), ("bucketize", ("bucketize",))],
+    ),
+    "copies of operands": (
+        lambda: tk.explain("conv2d", _meta(8, 64, 56, 56), _meta(64, 64, 3, 3), padding=1, arch=90),
+        [("conv_layout", ("conv_layout",)), ("conv_layout", ("conv_layout",)), ("conv", ("conv_tma",))],
+    ),
+    "a weight that is unpacked": (
+        lambda: tk.explain("int4_mm", _meta(512, 512), _meta(256, 256, dtype=torch.uint8), _meta(4, 256), arch=90),
+        [("int4_dequantize", ("int4_dequantize",)), ("mm", ("mm_tma",))],
+    ),
+    "a list's table": (
+        lambda: tk.explain("adamw_", *([_meta(64)] for _ in range(4)), [_meta(dtype=torch.float32)], lr=0.1, arch=90),
+        [("store_table", ("store_table",)), ("adamw", ("adamw_0", "adamw_1"))],
+    ),
+    "ATen alone": (
+        lambda: tk.explain("unpack_int4", _meta(64, 64, dtype=torch.uint8), arch=90),
+        [("aten.bitwise_and", ()), ("aten.__rshift__", ()), ("aten.stack", ())],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _STEPS)
+def test_steps_are(name: str) -> None:
+    explain, wanted = _STEPS[name]
+    found = explain()
+    assert [(step.op, step.launches) for step in found.steps] == wanted
+    lines = str(found.steps).splitlines()[2:]
+    assert len(lines) == sum(len(step.launches) or 1 for step in found.steps)
+    assert all(step.reason for step in found.steps)
+
+
+def test_a_step_that_nothing_fits_keeps_the_call_from_running() -> None:
+    a, b, target = _meta(128, 192), _meta(192, 192), _meta(128, dtype=torch.int64)
+    found = tk.explain("linear_cross_entropy", a, b, target, arch=90)
+    lacking = [step for step in found.steps if step.choice is None and step.op == "mm"]
+    assert lacking and not found.runs and found.choice is None and found.reason == lacking[0].reason
+
+
+def test_zeros_that_an_op_writes_are_a_step() -> None:
+    """Those that stand for what a kernel would have written are none."""
+    a, b = _meta(64, 64), _meta(2, 64, 64)
+    op = torch.ops.tk.grouped_mm.default
+    offs = torch.empty(2, dtype=torch.int32, device="meta")
+    names = [step.name for step in described_gpu.steps(op, a, b, offs, zero_rest=True) if isinstance(step, AtenCall)]
+    assert names == ["aten.zero_"]
+    assert not any(isinstance(step, AtenCall) for step in described_gpu.steps(tk.gelu, a))

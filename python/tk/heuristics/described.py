@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tk import _library, capi, errors
 from tk.heuristics import problem
-from tk.heuristics.problem import Described
+from tk.heuristics.problem import AtenCall, Described
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ GPUS: Mapping[int, Gpu] = {
     80: Gpu("A100", 80, 108, 166912, 40 << 20),
     90: Gpu("H100", 90, 132, 232448, 50 << 20),
 }
-_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 _at_work = threading.local()
 
 
@@ -73,27 +72,19 @@ def _standing_for(gpu: Gpu) -> Iterator[None]:
         _library.ops().tk_ops_capture_device(-1 if before is None else _number(before))
 
 
-class _OnCuda(TorchDispatchMode):
-    """tk's ops run their CUDA kernels, whatever the device of their arguments."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace != "tk":
-            return func(*args, **kwargs)
-        with self:  # kernels call ops themselves
-            return func.redispatch(_CUDA, *args, **kwargs)
-
-
 def launches(gpu: Gpu, op: Any, *args: Any, **kwargs: Any) -> list[Described]:
     """Of an op (``torch.ops.tk.mm.default``) with these arguments on such a GPU. Raises what the op raises."""
+    return [step for step in _steps_of_op(gpu, op, *args, **kwargs) if isinstance(step, Described)]
+
+
+def _steps_of_op(gpu: Gpu, op: Any, *args: Any, **kwargs: Any) -> list[Described | AtenCall]:
+    """ATen's calls within the op as well."""
+    found: list[Described | AtenCall] = []
     with _disable_current_modes(), _standing_for(gpu), torch.no_grad():
         args, kwargs = tree_map_only(torch.Tensor, _dense, (args, kwargs))
-
-        def call() -> Any:
-            with _OnCuda():
-                return op(*args, **kwargs)
-
-        return problem.describe_all(call)
+        with problem.describing_to(found.append), problem.Inside(found.append, lambda _: True):
+            op(*args, **kwargs)
+    return found
 
 
 def _dense(x: torch.Tensor, device: str = "cpu") -> torch.Tensor:
@@ -105,17 +96,22 @@ def _dense(x: torch.Tensor, device: str = "cpu") -> torch.Tensor:
 
 
 class Recording(TorchDispatchMode):
-    """Hands every call of an op of tk's to `take`, with the arguments that the op was called with."""
+    """Hands every call of an op of tk's to `take`, with the arguments that the op was called with, and those of ATen's
+    that launch a kernel on CUDA to `take_aten`."""
 
-    def __init__(self, take: Callable[..., None]):
+    def __init__(self, take: Callable[..., None], take_aten: Callable[[AtenCall], None] = lambda _: None):
         super().__init__()
         self.take = take
+        self.take_aten = take_aten
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "tk":
             self.take(func, *args, **kwargs)
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if (call := problem.aten_call(func)) and problem.is_on_cuda(tree_leaves((args, kwargs, out))):
+            self.take_aten(call)
+        return out
 
 
 # What torch says of a fake tensor whose contents are wanted, and a torch without CUDA of one on CUDA.
@@ -124,17 +120,22 @@ _LOOKS_INSIDE = re.compile("DataDependent|not linked with support for cuda")
 
 def describe(gpu: Gpu, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Described | None:
     """:func:`tk.heuristics.problem.describe` of a call whose tensors are taken for such a GPU's."""
-    return problem.last(describe_all(gpu, function, *args, **kwargs))
+    return problem.last(steps(gpu, function, *args, **kwargs))
 
 
 def describe_all(gpu: Gpu, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Described]:
     """:func:`tk.heuristics.problem.describe_all` likewise."""
+    return [step for step in steps(gpu, function, *args, **kwargs) if isinstance(step, Described)]
+
+
+def steps(gpu: Gpu, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Described | AtenCall]:
+    """:func:`tk.heuristics.problem.steps` likewise."""
     from torch._subclasses import FakeTensorMode  # it takes a while to import
 
-    found: list[Described] = []
+    found: list[Described | AtenCall] = []
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         args, kwargs = tree_map_only(torch.Tensor, lambda x: _dense(x, "cuda"), (args, kwargs))
-        with Recording(lambda op, *a, **k: found.extend(launches(gpu, op, *a, **k))):
+        with Recording(lambda op, *a, **k: found.extend(_steps_of_op(gpu, op, *a, **k)), found.append):
             try:
                 function(*args, **kwargs)
             except RuntimeError as error:

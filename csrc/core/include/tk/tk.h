@@ -302,6 +302,9 @@ TK_API tk_status tk_list_constraints(const tk_pack* pack, const char* op, tk_con
                                      uint32_t* count);
 TK_API tk_status tk_list_launches(const tk_pack* pack, const char* op, tk_launch_info* rows, uint32_t capacity,
                                   uint32_t* count);
+/* What tk_launch launches of a call, in order: of the variant that tk_choose takes, the launches that have something to
+ * do. At most `capacity` rows; *count is how many there are, as tk_choice.n_launches. */
+TK_API tk_status tk_launches(const tk_call* call, tk_launch_info* rows, uint32_t capacity, uint32_t* count);
 
 /* Unpacks every image of a file, loaded or not, and holds it and the index against their hashes. *images, unless NULL:
  * how many there are. */
