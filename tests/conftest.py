@@ -35,6 +35,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = run
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that was measured on this machine decides."""
+    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "cache"))
+
+
 def pytest_report_header() -> str | None:
     drawn = os.environ.get("TK_DRAWN")
     return f"TK_SEED={seeds.RUN}" + (f", TK_DRAWN={drawn}" if drawn else "")

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from tk.aot.spec import REDUCED_FLOATS
 from tk.flex import mods
 from tk.flex.codegen.family import Wanted
 from tk.flex.tracing import trace
@@ -85,10 +86,10 @@ LEARNED = mods.learned_bias(_table(torch.float32, 3))
 # past 256.
 _MOST = Wanted(exact=((64, 64), (128, 128)), rounded=((64, 64), (128, 128), (256, 128), (256, 256)), paged=True)
 _EXACT = Wanted(dtypes=("bf16", "fp16", "fp32"), exact=_MOST.exact, rounded=(*_MOST.rounded, (512, 512)),
-                paged=True, wide_dtypes=("bf16", "fp16"))  # fmt: skip
+                paged=True, wide_dtypes=REDUCED_FLOATS)  # fmt: skip
 _USUAL = Wanted(exact=((64, 64), (128, 128)), rounded=((128, 128), (256, 256)))
 _WITH_FP32 = replace(_USUAL, dtypes=("bf16", "fp16", "fp32"))
-_TABLE = replace(_WITH_FP32, decode_dtypes=("bf16", "fp16"))  # encoders in fp32 have masks too, and do not decode
+_TABLE = replace(_WITH_FP32, decode_dtypes=REDUCED_FLOATS)  # encoders in fp32 have masks too, and do not decode
 _BEHIND = replace(_MOST, exact=((128, 128),), rounded=((128, 128), (256, 256)), backward=False)
 _RARE = Wanted(dtypes=("bf16",), exact=((128, 128),), rounded=((128, 128), (256, 256)), decode=False)
 

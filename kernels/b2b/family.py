@@ -1,10 +1,10 @@
 """The family of b2b_gemm whose f goes by its name."""
 
-from tk.aot.spec import Family, Kernel, Point
+from tk.aot.spec import REDUCED_FLOATS, Family, Kernel, Point
 from tk.kernels.b2b.fused import kernel, named
 from tk.kernels.b2b.op import BUILTIN, Problem
 
-PROBLEM = Problem(BUILTIN, ("bf16", "fp16"), (("activation", "int"),))
+PROBLEM = Problem(BUILTIN, REDUCED_FLOATS, (("activation", "int"),))
 
 
 def sample(kernel: Kernel, point: Point) -> bool:

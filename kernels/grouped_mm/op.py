@@ -5,11 +5,11 @@ grouped_mm_inner  out[g] = activation(alpha * a[:, g] @ b[g, :] + beta * bias[g]
 """
 
 from tk.aot.expr import Expr, Tensor, const, int_arg, maximum
-from tk.aot.spec import DTYPES, Op, Selector
+from tk.aot.spec import DTYPES, REDUCED_FLOATS, Op, Selector
 from tk.kernels.gemm.problem import Batch, Gemm, gemm_locals, gemm_selectors
 
 _INTS = ("activation", "precision")
-DTYPE_AXIS = ("bf16", "fp16")
+DTYPE_AXIS = REDUCED_FLOATS
 
 A, INNER_B, OFFS = Tensor("a", 0), Tensor("b", 1), Tensor("offs", 2)
 B, BIAS = Batch("b", 1), Batch("bias", 3)

@@ -8,6 +8,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from tk.aot.expr import Expr, Tensor, ceil_div, const, device, local, maximum, minimum, select
 from tk.aot.spec import (
     ITEMSIZE,
+    REDUCED_FLOATS,
     Arg,
     Buffer,
     Bundle,
@@ -400,7 +401,7 @@ def serves_epilogues(point: Point) -> Mapping[str, tuple[int, ...]]:
 
 
 AXES = {
-    "dtype": ("bf16", "fp16"),
+    "dtype": REDUCED_FLOATS,
     "precision": ("ieee",),
     "out": OUT_AXIS,
     "order": ("nn", "nt", "tn", "tt"),

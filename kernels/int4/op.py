@@ -8,10 +8,10 @@ nibble of b[k // 2, n]. There are K / group rows of scales and of zeros. Absent 
 """
 
 from tk.aot.expr import Expr, Tensor, const, maximum, select, tensors
-from tk.aot.spec import DTYPES, Constraint, Op, Point, Selector, require
+from tk.aot.spec import DTYPES, REDUCED_FLOATS, Constraint, Op, Point, Selector, require
 from tk.kernels.gemm.problem import OUT_AXIS, Gemm, gemm_locals
 
-DTYPE_AXIS = ("bf16", "fp16")
+DTYPE_AXIS = REDUCED_FLOATS
 _INTS = ("activation", "precision")
 
 A, B, SCALES, ZEROS, BIAS, OUT = tensors("a", "b", "scales", "zeros", "bias", "out")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +20,8 @@ from tk.dropin.functions import stand_ins
 from tk.dropin.replace import _target
 
 from .device import DEVICE
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 6e-3, torch.float32: 1e-3}
@@ -53,12 +54,6 @@ def is_as_close(found: Tensor, torchs: Tensor, expected: Tensor, dtype: torch.dt
     scale = expected.abs().max()
     error, of_torch = ((x.double() - expected).abs().max() / scale for x in (found, torchs))
     assert error <= max(2 * float(of_torch), TOLERANCE[dtype])
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that was measured on this machine decides."""
-    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("training", [False, True])

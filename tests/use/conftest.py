@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -7,14 +6,8 @@ import torch.distributed as dist
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _seed(own_cache: None) -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that was measured on this machine decides."""
-    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.fixture

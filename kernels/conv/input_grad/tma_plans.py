@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from tk.aot.expr import Expr, ceil_div
-from tk.aot.spec import Constraint, Int, Kernel, Plan, Point, require
+from tk.aot.spec import REDUCED_FLOATS, Constraint, Int, Kernel, Plan, Point, require
 from tk.kernels.conv.arguments import extents, spatial
 from tk.kernels.conv.cost import predict, tiles_of
 from tk.kernels.conv.input_grad.op import GRAD, OP, OUT, WEIGHT, places
@@ -133,7 +133,7 @@ CONFIGS = (
     _tile(128, 128, 6, 32, pingpong=True),
 )
 _AXES = {
-    "dtype": ("bf16", "fp16"),
+    "dtype": REDUCED_FLOATS,
     "precision": ("ieee",),
     "spatial": (2, 3),
     "store": ("matrix", "channels_last", "contiguous"),

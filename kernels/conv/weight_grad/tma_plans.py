@@ -5,7 +5,7 @@ from dataclasses import replace
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 from tk.aot.expr import Expr, Tensor, ceil_div
-from tk.aot.spec import ITEMSIZE, Config, Const, Int, Kernel, Plan, Point, Scratch, TensorMap, require
+from tk.aot.spec import ITEMSIZE, REDUCED_FLOATS, Config, Const, Int, Kernel, Plan, Point, Scratch, TensorMap, require
 from tk.kernels.conv.cost import predict, step_ns
 from tk.kernels.conv.tma_maps import Gather, is_even, pixel_pitch, whole_pieces
 from tk.kernels.conv.tma_tiles import persistent_launch
@@ -112,7 +112,7 @@ def _tile(block_m: int, block_n: int, num_stages: int) -> Config:
 
 _CONFIGS = (_tile(128, 128, 6), _tile(128, 64, 8))
 _WHOLE_CONFIGS = tuple(replace(c, name=f"{c.name}_whole") for c in (_tile(128, 128, 6), _tile(128, 64, 8)))
-_AXES = {"dtype": ("bf16", "fp16"), "precision": ("ieee",), "spatial": (2, 3)}
+_AXES = {"dtype": REDUCED_FLOATS, "precision": ("ieee",), "spatial": (2, 3)}
 
 KERNELS = (
     Kernel("weight_grad_tma", OP, _AXES, {90: _CONFIGS}, _plan),

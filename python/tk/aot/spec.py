@@ -20,6 +20,7 @@ DTYPES: Mapping[str, int] = {
     "u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "fp16": 5, "fp32": 6, "fp64": 7, "i1": 11, "bf16": 15,
     "fp8e5": 23, "fp8e4nv": 24,
 }  # fmt: skip
+REDUCED_FLOATS = ("bf16", "fp16")  # torch's reduced floating-point types
 ITEMSIZE: Mapping[str, int] = {
     "u8": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "fp16": 2, "fp32": 4, "fp64": 8, "i1": 1, "bf16": 2,
     "fp8e5": 1, "fp8e4nv": 1,

@@ -19,6 +19,7 @@ from typing import Any
 import sympy
 import torch
 
+from tk.aot.spec import REDUCED_FLOATS
 from tk.codegen.errors import IRError
 
 FLOATS = ("fp8e4nv", "fp8e5", "fp16", "bf16", "fp32", "fp64")
@@ -49,7 +50,7 @@ ACCESSES = ("load", "store", "search")
 # A store at indices that are themselves values: "same" where all elements for one place are equal, so that their order
 # is no matter. The last three are atomic.
 PUT = ("set", "same", "add", "max", "min")
-ROUNDED_SUMS = ("bf16", "fp16")  # what every addition rounds
+ROUNDED_SUMS = REDUCED_FLOATS  # what every addition rounds
 ATOMIC = {"add": (*ROUNDED_SUMS, "fp32", "fp64", "i32", "i64"), "max": ("i32", "i64"), "min": ("i32", "i64")}
 # How many elements "..." has, and the three dimensions that it is at run time.
 LEADING = sympy.Symbol("leading", integer=True, positive=True)

@@ -13,18 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 
 from tk.codegen import ir
 from tk.codegen.tracing.arguments import letter
 from tk.codegen.tracing.trace import Trace
-from tk.generated.signature import Signature, Size, TensorSpec
-
-# Of an argument or a result: its dimension, counted from the last; "..." for any of its leading ones; "sum", "max" or
-# "min" of partial results; None for what each GPU has whole.
-Place: TypeAlias = int | str | None
+from tk.generated.signature import Place, Signature, Size, TensorSpec
 
 _PARTIAL = ("sum", "max", "min")
 

@@ -29,6 +29,7 @@ from tk.functional._call import (
     wrap,
 )
 from tk.functional._integers import signed
+from tk.generated.problem import inverse
 
 __all__ = ["gather", "index_add", "index_put", "scatter_add"]
 
@@ -413,7 +414,7 @@ def _placed(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumul
         if "out of bounds" not in str(error):
             raise
         raise IndexError(f"tk.index_put: indices are out of bounds for input of {list(x.shape)}: {error}") from None
-    return found.reshape(moved.shape).permute([order.index(d) for d in range(x.dim())])
+    return found.reshape(moved.shape).permute(inverse(order))
 
 
 def _broadcast(indices: Sequence[Tensor]) -> torch.Size:

@@ -87,7 +87,7 @@ def cross_entropy(
     if has_probabilities:
         if ignore_index >= 0:
             raise ValueError("tk.cross_entropy: ignore_index is of targets that are indices, not of probabilities")
-        given = (rows.float(), _flat(target, input).float(), _weights(input, weight))
+        given = (rows.float(), classes_last(target).float(), _weights(input, weight))
         loss = run("cross_entropy_of_probabilities", *given, label_smoothing, config=config)
         return _reduced(loss, None, reduction, shape, config).to(input.dtype)
     if target.dtype not in (torch.int64, torch.uint8):
@@ -133,7 +133,7 @@ def _rows(input: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor,
         )
     if weight is not None and weight.shape != (input.shape[classes],):
         raise ValueError(f"tk.cross_entropy: weight must be [{input.shape[classes]}], is {list(weight.shape)}")
-    rows = _flat(input, input)
+    rows = classes_last(input)
     if _is_few_long_columns(rows):
         rows = rows.clone(memory_format=torch.contiguous_format)
     return rows, shape
@@ -147,9 +147,9 @@ def _is_few_long_columns(x: Tensor) -> bool:
     return is_across and classes > SHORT_ROW
 
 
-def _flat(x: Tensor, input: Tensor) -> Tensor:
-    """With the classes last, and all else one dimension."""
-    if input.dim() == 2:
+def classes_last(x: Tensor) -> Tensor:
+    """[rows, C] of [C], [N, C] or [N, C, ...]."""
+    if x.dim() == 2:
         return x
     x = x.movedim(0 if x.dim() == 1 else 1, -1)
     return x.reshape(product(x.shape[:-1]), x.shape[-1])

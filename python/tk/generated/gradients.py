@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tk import errors, parallel
 from tk.config import MODE_BITS
-from tk.generated.problem import memory_order
+from tk.generated.problem import inverse, memory_order
 
 Formula = tuple[Callable[..., None], Callable[..., Any]]  # what it keeps of a call, and the gradients
 
@@ -99,7 +99,7 @@ def _put_back(ctx: Any, grad: Tensor, name: str, dim: int, index: Tensor, make: 
     """The gradient by one of torch's functions, in a tensor that lies as the input does: writes run along memory where
     an outer dimension was made the last."""
     order = ctx.order
-    places = getattr(grad, make)([ctx.shape[d] for d in order]).permute([order.index(d) for d in range(len(order))])
+    places = getattr(grad, make)([ctx.shape[d] for d in order]).permute(inverse(order))
     # A copy less in place, which a transform may refuse: zeros are of no batch where an index is.
     in_place = "" if torch._C._are_functorch_transforms_active() else "_"
     found: Tensor = getattr(places, name + in_place)(dim, index, grad)

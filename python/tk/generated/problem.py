@@ -208,6 +208,11 @@ def _leading_strides(like: Tensor, n_leading: int, declared: Sequence[Any]) -> l
     return strides
 
 
+def inverse(order: Sequence[int]) -> list[int]:
+    """The permutation that undoes `order`."""
+    return [order.index(d) for d in range(len(order))]
+
+
 def memory_order(x: Tensor, n: int) -> list[int]:
     """The first `n` dimensions, largest stride first, those of size 1 outermost; as they are where that is their order,
     and for a tensor that repeats elements."""

@@ -25,6 +25,9 @@ from tk._dtypes import DTYPES
 
 NUMBERS = ("float", "int", "bool")
 RESERVED_ARGUMENTS = ("config", "mode", "mode_bits")  # what the schema of every op has behind its own
+# Of an argument or a result of an op that is sharded along a dimension: the dimension, counted from the last; "..." for
+# any of its leading ones; "sum", "max" or "min" of partial results; None for what each GPU has whole.
+Place: TypeAlias = int | str | None
 Declaration: TypeAlias = str | torch.dtype | Sequence[str | torch.dtype]  # of a parameter or a variable
 MAX_RANK = 8  # of a tensor of the core
 MAX_RANK_BESIDE = 5  # "..." takes three of these

@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from tk import errors
-from tk.functional._call import WIDE_FLOATS, Config, one_device, product
+from tk.functional._call import WIDE_FLOATS, Config, one_device
+from tk.functional.losses import classes_last
 from tk.functional.reductions import amax, logsumexp, sum
 
 __all__ = ["cross_entropy"]
@@ -153,7 +154,7 @@ def _unsupported(what: str) -> errors.UnsupportedError:
 class _Loss(Function):
     @staticmethod
     def forward(ctx: Any, input: DTensor, at: Tensor, shards: _Shards, numbers: _Numbers) -> DTensor:
-        x = _rows(input.to_local(), shards)
+        x = classes_last(input.to_local())
         _check_ranks(x, at, shards, numbers.ignore_index)
         base, log_sum, loss = _of_rows(x, at, shards, numbers)
         count = None
@@ -198,7 +199,7 @@ class _Gradient(Function):
         g = g / count if count is not None else g
         g = torch.where(at == numbers.ignore_index, 0.0, g.reshape(-1))
         local = input.to_local()
-        x = _rows(local, shards)
+        x = classes_last(local)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         at, is_here = _places(at, x, shards)
         smoothing = numbers.label_smoothing
@@ -284,14 +285,6 @@ def _blocks(x: Tensor) -> Iterator[slice]:
         n = max(1, BLOCK_BYTES // (max(4, x.itemsize) * x.shape[1]))
         for start in range(0, x.shape[0], n):
             yield slice(start, start + n)
-
-
-def _rows(local: Tensor, shards: _Shards) -> Tensor:
-    """[rows, this rank's classes]"""
-    if local.dim() == 2:
-        return local
-    local = local.movedim(shards.classes, -1)
-    return local.reshape(product(local.shape[:-1]), local.shape[-1])
 
 
 # --- Tensors of several ranks ---

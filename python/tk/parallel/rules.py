@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
 
-Place: TypeAlias = int | str | None
+from tk.generated.signature import Place
+
 Rule: TypeAlias = tuple[Sequence[Place], Sequence[Place]]
 
 

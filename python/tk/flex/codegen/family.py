@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from tk import errors
 from tk.aot.assemble import MAX_TENSORS
-from tk.aot.spec import Family, Kernel, Plan, Point
+from tk.aot.spec import REDUCED_FLOATS, Family, Kernel, Plan, Point
 from tk.flex import own_ops
 from tk.flex.codegen import printing
 from tk.flex.codegen.printing import Mods
@@ -24,7 +24,7 @@ class Wanted:
     smallest rounded size alone, and of decode_dtypes. Past 256 there are the kernels for every layout alone, of
     wide_dtypes."""
 
-    dtypes: tuple[str, ...] = ("bf16", "fp16")
+    dtypes: tuple[str, ...] = REDUCED_FLOATS
     exact: tuple[tuple[int, int], ...] = ((64, 64), (128, 128))
     rounded: tuple[tuple[int, int], ...] = ((128, 128), (256, 256))
     paged: bool = False

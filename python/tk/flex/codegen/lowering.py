@@ -21,6 +21,7 @@ from torch._decomp import get_decompositions
 
 from tk import errors
 from tk.aot.errors import BuildError
+from tk.aot.spec import REDUCED_FLOATS
 from tk.codegen import passes
 from tk.codegen.ir import COMPARE, FLOATS, IR_DTYPES, TEST, Axis, Builder, Kernel, value_symbol, values_in
 from tk.codegen.lowering.graph import Call, op_name
@@ -109,7 +110,7 @@ class _Lowering:
         if lazy is None and buffer != RESULT:
             return
         value = e.constant(0.0, "fp32") if lazy is None else e.read(lazy, ())
-        dtype = dtype or ("fp32" if e.dtype(value) in ("bf16", "fp16") else e.dtype(value))
+        dtype = dtype or ("fp32" if e.dtype(value) in REDUCED_FLOATS else e.dtype(value))
         e.builder.add("store", dtype, e.cast(value, dtype), buffer=buffer, index=index)
 
     # --- The core graph ---

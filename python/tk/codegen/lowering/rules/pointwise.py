@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tk.aot.spec import REDUCED_FLOATS
 from tk.codegen.ir import COMPARE, FLOATS, INTS, TEST
 from tk.codegen.lowering.graph import Call, Rule, operand
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy
@@ -124,7 +125,7 @@ def _ignoring_nan(call: Call, a: Any, b: Any) -> Lazy:
 def _nextafter(call: Call, a: Any, b: Any) -> Lazy:
     """Of 16 bits the neighbour is that in 16 bits, not in the fp32 that other arithmetic is done in."""
     dtype = call.dtype
-    if dtype not in ("bf16", "fp16"):
+    if dtype not in REDUCED_FLOATS:
         return elementwise(call, dtype, (a, b), lambda e, *v: e.op("nextafter", dtype, *v))
 
     def make(e: Emitter, x: int, y: int) -> int:

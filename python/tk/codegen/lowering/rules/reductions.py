@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch import fx
 
+from tk.aot.spec import REDUCED_FLOATS
 from tk.codegen import index as ix
 from tk.codegen.lowering.graph import Call
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, reduction
@@ -77,8 +78,12 @@ def _mean(call: Call, x: Any, dims: Any = None, keepdim: bool = False, *, dtype:
 def _extreme(call: Call, x: Any, dims: Any = None, keepdim: bool = False) -> Lazy:
     kind = "max" if base_name(call) == "amax" else "min"
     if x.dtype == "i1":
-        kind = "any" if kind == "max" else "all"
-    return _reduce(kind, x, dims, bool(keepdim), x.dtype, "fp32" if x.dtype in ("bf16", "fp16") else x.dtype)
+        return _reduce("any" if kind == "max" else "all", x, dims, bool(keepdim), "i1", "i1")
+    return _reduce(kind, x, dims, bool(keepdim), x.dtype, _compared_in(x.dtype))
+
+
+def _compared_in(dtype: str) -> str:
+    return {"i1": "i32", **dict.fromkeys(REDUCED_FLOATS, "fp32")}.get(dtype, dtype)
 
 
 @rule("aten.max", "aten.min")
@@ -86,8 +91,7 @@ def _max(call: Call, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     if isinstance(dim, Lazy):
         return RULES[f"aten.{base_name(call)}imum"](call, x, dim)
     kind = base_name(call)
-    wide = "fp32" if x.dtype in ("bf16", "fp16") else "i32" if x.dtype == "i1" else x.dtype
-    value = _reduce(kind, x, dim, keepdim, x.dtype, wide)
+    value = _reduce(kind, x, dim, keepdim, x.dtype, _compared_in(x.dtype))
     if dim is None:
         return value
     return [value, _position(f"arg{kind}", x, dim, keepdim)]
@@ -98,7 +102,7 @@ def _position(kind: str, x: Lazy, dim: Any, keepdim: bool) -> Lazy:
     if all(x.shape[d] == 1 for d in at):
         shape = tuple(sympy.Integer(1) if d in at else s for d, s in enumerate(x.shape) if keepdim or d not in at)
         return Lazy(shape, "i64", lambda e, i: e.constant(0, "i64"))
-    wide = "fp32" if x.dtype in ("bf16", "fp16") else "i32" if x.dtype == "i1" else x.dtype
+    wide = _compared_in(x.dtype)
     read_wide = Lazy(x.shape, wide, lambda e, i: e.cast(e.read(x, i), wide))
     result = reduction(kind, read_wide, at, "i64")
     if not keepdim:
