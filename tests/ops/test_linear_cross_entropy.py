@@ -248,10 +248,10 @@ def test_256_mib_do_for_8192_rows_of_131072_classes(dtype: torch.dtype, features
     given = (x, w, torch.empty(rows, dtype=torch.int64, device="meta"), None, None, -100, 0.0)
     of_rows = torch.empty(rows, device="meta")
     with Peak() as forward:
-        blocks._forward(*given)
+        blocks._forward(blocks._Given(*given))
     assert 32 << 20 < forward.most < 256 << 20
     with Peak() as backward:
-        blocks._gradients(of_rows, of_rows, of_rows, *given, [True, True, False])
+        blocks._gradients(of_rows, of_rows, of_rows, blocks._Given(*given), [True, True, False])
     gradients = (rows + classes) * features * dtype.itemsize
     assert backward.most - gradients < 256 << 20
 
@@ -265,7 +265,7 @@ def test_memory_of_gradients_at_once(dtype: torch.dtype) -> None:
         assert blocks._rows_at_once(x, classes)
         target = torch.empty(rows, dtype=torch.int64, device="meta")
         with Peak() as peak:
-            blocks._loss_and_gradients(x, w, target, None, None, -100, 0.0, True, [True, True, False])
+            blocks._loss_and_gradients(blocks._Given(x, w, target, None, None, -100, 0.0), True, [True, True, False])
         assert peak.most - (rows + classes) * features * dtype.itemsize < 256 << 20
 
 

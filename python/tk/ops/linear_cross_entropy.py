@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,39 +79,54 @@ _, _addmm_out = _register.overloads("addmm")
 # --- Kernels ---
 
 
-def _forward_on_cpu(input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    _check_indices(target, linear_weight.shape[0], args[2])
-    return _forward(input, linear_weight, target, *args)
+class _Given(NamedTuple):
+    """What each of the ops is given."""
+
+    input: Tensor
+    linear_weight: Tensor
+    target: Tensor
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    ignore_index: int
+    label_smoothing: float
+
+    @property
+    def classes(self) -> int:
+        return self.linear_weight.shape[0]
+
+    def in_float32(self) -> _Given:
+        """With the weights of the classes in float32."""
+        return self if self.weight is None else self._replace(weight=self.weight.float())
 
 
-def _check_indices(target: Tensor, classes: int, ignore_index: int) -> None:
-    if (wrong := target[~_is_right(target, classes, ignore_index)]).numel():
-        raise IndexError(f"tk.linear_cross_entropy: target is {wrong[0].item()}, must be 0 to {classes - 1}")
+def _of_given(kernel: Callable[..., Any], before: int, checks: bool = False) -> Callable[..., Any]:
+    """A kernel as the dispatcher calls it. before: how many arguments stand before those of ``_Given``. checks: whether
+    an index that is no class raises IndexError."""
+
+    def called(*args: Any) -> Any:
+        end = before + len(_Given._fields)
+        given = _Given(*args[before:end])
+        if checks and (wrong := given.target[~_is_right(given)]).numel():
+            message = f"target is {wrong[0].item()}, must be 0 to {given.classes - 1}"
+            raise IndexError(f"tk.linear_cross_entropy: {message}")
+        return kernel(*args[:before], given, *args[end:])
+
+    return called
 
 
-def _forward(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    config: int = -1,
-    mode: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows, classes = input.shape[0], linear_weight.shape[0]
+def _forward(given: _Given, config: int = -1, mode: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    input, _, target, _, weight, ignore_index, label_smoothing = given
+    rows, classes = input.shape[0], given.classes
     if config < 0 and _rows_at_once(input, classes) >= rows:
-        numbers = (ignore_index, label_smoothing, mode)
-        loss, _ = _loss_and_logits(input, linear_weight, target, linear_bias, weight, *numbers)
+        loss, _ = _loss_and_logits(given, mode)
         return loss, torch.zeros_like(loss), torch.zeros_like(loss)  # _gradients needs neither number
     if target.is_cuda:  # the host does not wait: a wrong one ends the process's context, as in ATen
-        torch._assert_async(_is_right(target, classes, ignore_index).all())
+        torch._assert_async(_is_right(given).all())
     log_sum = input.new_full((rows,), -torch.inf, dtype=torch.float32)
     base, picked, spread = (torch.zeros_like(log_sum) for _ in range(3))
     with torch._C._DisableAutocast():
         for block in _blocks(rows, 4, BUDGET_BYTES * 4 // 5, 0, classes):
-            logits = _logits(input, linear_weight, linear_bias, block, mode)
+            logits = _logits(given, block, mode)
             at, is_there = _places(target, block)
             picked = torch.where(is_there, logits.gather(1, at.unsqueeze(1)).squeeze(1), picked)
             if label_smoothing:
@@ -121,7 +136,7 @@ def _forward(
             log_sum = torch.logaddexp(log_sum, torch.ops.tk.logsumexp(logits, config, mode))
             del logits  # before the next block is there
     log_sum = torch.where(log_sum.isinf(), torch.nan, log_sum)  # as ATen's of an infinite logit
-    of_class, share, total = _factors(target, weight, ignore_index, label_smoothing, classes)
+    of_class, share, total = _factors(given)
     loss = of_class * (log_sum - (picked - base))
     if label_smoothing:
         loss = loss + share * (total * (log_sum + base) - spread)
@@ -142,38 +157,31 @@ def _gradients(
     grad: Tensor,
     base: Tensor,
     log_sum: Tensor,
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
+    given: _Given,
     needs: Sequence[bool],
     mode: int = 0,
 ) -> tuple[Tensor, ...]:
-    classes = linear_weight.shape[0]
-    if _rows_at_once(input, classes) >= input.shape[0]:
-        settings = (linear_bias, weight, ignore_index, label_smoothing, needs, mode)
-        return _gradients_of_one_block(grad, None, input, linear_weight, target, *settings)
+    input, linear_weight, target, _, weight, ignore_index, label_smoothing = given
+    if _rows_at_once(input, given.classes) >= input.shape[0]:
+        return _gradients_of_one_block(grad, None, given, needs, mode)
     needs_input, needs_weight, needs_bias = needs
     _, grad_weight, grad_bias = _empty_gradients(input, linear_weight, (False, needs_weight, needs_bias))
     grad_input = input.new_zeros(input.shape if needs_input else 0, dtype=torch.float32)
-    of_class, share, total = _factors(target, weight, ignore_index, label_smoothing, classes)
+    of_class, share, total = _factors(given)
     grad = torch.where(target == ignore_index, 0.0, grad)
     of_softmax, of_target, of_all = (grad * (of_class + share * total)).unsqueeze(1), grad * of_class, grad * share
     has_sums = needs_bias or label_smoothing != 0  # of what is not rounded yet, or with it
     with torch._C._DisableAutocast():
-        for block, parts in _blocks_of_gradients(input, classes):
+        for block, parts in _blocks_of_gradients(input, given.classes):
             if input.dtype == torch.float32:
-                g = _logits(input, linear_weight, linear_bias, block, mode).sub_(base.unsqueeze(1))
+                g = _logits(given, block, mode).sub_(base.unsqueeze(1))
             else:
                 g = input.new_empty(input.shape[0], block.stop - block.start)
             for part in parts:
                 rounded = g[:, part.start - block.start : part.stop - block.start]
                 of_part = g
                 if input.dtype != torch.float32:
-                    of_part = _logits(input, linear_weight, linear_bias, part, mode)
+                    of_part = _logits(given, part, mode)
                 of_part.sub_(log_sum.unsqueeze(1)).exp_()
                 at, is_there = _places(target, part)
                 at, here = at.unsqueeze(1), torch.where(is_there, of_target, 0.0).unsqueeze(1)
@@ -234,9 +242,10 @@ def _block_bytes(input: Tensor) -> int:
     return min(max(most, BUDGET_BYTES * 2 // 5), BUDGET_BYTES)
 
 
-def _logits(input: Tensor, weight: Tensor, bias: Tensor | None, block: slice, mode: int) -> Tensor:
-    of_block = None if bias is None else bias[block]
-    return _mm(input, weight[block].t(), of_block, *_settings(mode, torch.float32))
+def _logits(given: _Given, block: slice, mode: int) -> Tensor:
+    """block: of the classes."""
+    bias = None if given.linear_bias is None else given.linear_bias[block]
+    return _mm(given.input, given.linear_weight[block].t(), bias, *_settings(mode, torch.float32))
 
 
 def _places(target: Tensor, block: slice) -> tuple[Tensor, Tensor]:
@@ -252,21 +261,21 @@ def _weighted_sum(logits: Tensor, weight: Tensor | None, block: slice, mode: int
     return _mm(logits, weight[block].float().unsqueeze(1), None, *ieee).squeeze(1)
 
 
-def _factors(
-    target: Tensor, weight: Tensor | None, ignore_index: int, label_smoothing: float, classes: int
-) -> tuple[Tensor, float, Tensor | int]:
+def _factors(given: _Given) -> tuple[Tensor, float, Tensor | int]:
     """Of a row's loss, (of (lse - logits[target]), of what smoothing adds, of lse in that): smoothing adds a share of
     sum(weight · (lse - logits))."""
-    share = label_smoothing / classes
-    if weight is None:
-        return torch.full_like(target, 1 - label_smoothing, dtype=torch.float32), share, classes
-    weight = weight.float()
+    target, classes = given.target, given.classes
+    of_target, share = 1 - given.label_smoothing, given.label_smoothing / classes
+    if given.weight is None:
+        return torch.full_like(target, of_target, dtype=torch.float32), share, classes
+    weight = given.weight.float()
     at = torch.where((target >= 0) & (target < classes), target, 0)
-    return (1 - label_smoothing) * weight[at], share, weight.sum()
+    return of_target * weight[at], share, weight.sum()
 
 
-def _is_right(target: Tensor, classes: int, ignore_index: int) -> Tensor:
-    return ((target >= 0) & (target < classes)) | (target == ignore_index)
+def _is_right(given: _Given) -> Tensor:
+    target = given.target
+    return ((target >= 0) & (target < given.classes)) | (target == given.ignore_index)
 
 
 # --- All classes of a row at once ---
@@ -282,19 +291,14 @@ def _rows_at_once(input: Tensor, classes: int, size: int = 8) -> int:
     return n if size == 8 and input.dtype == torch.float32 and n >= LEAST_ROWS else 0
 
 
-def _reduced_on_cpu(input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any) -> Tensor:
-    _check_indices(target, linear_weight.shape[0], args[2])
-    return _reduced(input, linear_weight, target, *args)
-
-
-def _reduced(input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any) -> Tensor:
+def _reduced(given: _Given, is_mean: bool, mode: int = 0) -> Tensor:
     """Without gradients."""
-    linear_bias, weight, ignore_index, label_smoothing, is_mean, mode = (*args, 0)[:6]
-    if not _rows_at_once(input, linear_weight.shape[0], 4):
-        loss, *_ = _forward(input, linear_weight, target, linear_bias, weight, ignore_index, label_smoothing, mode=mode)
+    _, _, target, _, weight, ignore_index, label_smoothing = given
+    if not _rows_at_once(given.input, given.classes, 4):
+        loss, *_ = _forward(given, mode=mode)
         return total_of_rows(loss, target, weight, ignore_index, is_mean)
     with torch._C._DisableAutocast():
-        logits = _logits(input, linear_weight, linear_bias, slice(None), mode)
+        logits = _logits(given, slice(None), mode)
         settings = (ignore_index, label_smoothing, -1, mode)
         if weight is None:
             loss_of = torch.ops.tk.cross_entropy_mean if is_mean else torch.ops.tk.cross_entropy_sum
@@ -303,70 +307,45 @@ def _reduced(input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any) -
         return loss.sum() / of_class.sum() if is_mean else loss.sum()
 
 
-def _loss_and_gradients_on_cpu(input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    _check_indices(target, linear_weight.shape[0], args[2])
-    return _loss_and_gradients(input, linear_weight, target, *args)
-
-
-def _loss_and_gradients(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    is_mean: bool,
-    needs: Sequence[bool],
-    mode: int = 0,
-) -> tuple[Tensor, ...]:
+def _loss_and_gradients(given: _Given, is_mean: bool, needs: Sequence[bool], mode: int = 0) -> tuple[Tensor, ...]:
     """In blocks of rows; more than one of float32 alone. Of float16 the gradients are float32."""
-    rows, classes = input.shape[0], linear_weight.shape[0]
-    gradients = _empty_gradients(input, linear_weight, needs, _dtype_until_multiplied(input))
+    input, target = given.input, given.target
+    gradients = _empty_gradients(input, given.linear_weight, needs, _dtype_until_multiplied(input))
     if input.dtype == torch.float16:
-        return _loss_and_gradients_of_float16(
-            gradients, needs, input, linear_weight, target, linear_bias, ignore_index, label_smoothing, is_mean, mode
-        )
-    weight = None if weight is None else weight.float()
-    n = _rows_at_once(input, classes) or max(1, rows)
-    factor = None if weight is None and n >= rows else _of_each_row(target, weight, ignore_index, is_mean)
+        return _loss_and_gradients_of_float16(gradients, given, is_mean, needs, mode)
+    given = given.in_float32()
+    rows = input.shape[0]
+    n = _rows_at_once(input, given.classes) or max(1, rows)
+    is_one = given.weight is None and n >= rows
+    factor = None if is_one else _of_each_row(target, given.weight, given.ignore_index, is_mean)
     losses = []
     with torch._C._DisableAutocast():
         for start in range(0, max(1, rows), n):
-            x, at = (input, target) if n >= rows else (input[start : start + n], target[start : start + n])
-            logits = _logits(x, linear_weight, linear_bias, slice(None), mode)
-            loss, g = _loss_and_its_gradient(
-                logits, at, weight, factor, is_mean, ignore_index, label_smoothing, -1, mode
-            )
+            block = given
+            if n < rows:
+                block = given._replace(input=input[start : start + n], target=target[start : start + n])
+            logits = _logits(block, slice(None), mode)
+            loss, g = _loss_and_its_gradient(logits, block, factor, is_mean, mode)
             losses.append(loss)
             del logits  # before the gradient's copy of 16 bits is there
-            _put_products(gradients, g, x, linear_weight, needs, start, mode)
+            _put_products(gradients, g, block, needs, start, mode)
             del g
     return losses[0] if factor is None else torch.cat(losses).sum() * factor, *gradients
 
 
 def _loss_and_gradients_of_float16(
-    gradients: tuple[Tensor, ...],
-    needs: Sequence[bool],
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    is_mean: bool,
-    mode: int,
+    gradients: tuple[Tensor, ...], given: _Given, is_mean: bool, needs: Sequence[bool], mode: int
 ) -> tuple[Tensor, ...]:
     """The logits' gradient is that of a sum, whose size is known: a mean's may be small beyond float16."""
-    settings = (ignore_index, label_smoothing, -1, mode)
+    target, settings = given.target, (given.ignore_index, given.label_smoothing, -1, mode)
     with torch._C._DisableAutocast():
-        logits = _logits(input, linear_weight, linear_bias, slice(None), mode)
+        logits = _logits(given, slice(None), mode)
         loss = torch.ops.tk.cross_entropy_sum(logits, target, *settings)
         scale = loss.new_full((), FLOAT16_SCALE)
         g = torch.ops.tk.cross_entropy_sum_backward(scale, logits, target, *settings)
         del logits
-        _put_products(gradients, g, input, linear_weight, needs, 0, mode)
-        factor = _of_each_row(target, None, ignore_index, is_mean)
+        _put_products(gradients, g, given, needs, 0, mode)
+        factor = _of_each_row(target, None, given.ignore_index, is_mean)
         # Of no row that counts a mean is nan, as in torch, and its gradient 0.
         torch._foreach_mul_(gradients, torch.where(factor.isinf(), 0, factor / FLOAT16_SCALE))
     return loss * factor, *gradients
@@ -375,14 +354,14 @@ def _loss_and_gradients_of_float16(
 def _put_products(
     gradients: tuple[Tensor, ...],
     g: Tensor,
-    x: Tensor,
-    linear_weight: Tensor,
+    block: _Given,
     needs: Sequence[bool],
     start: int,
     mode: int,
 ) -> None:
     """What the gradient of a block's logits comes to. start: its first row; the block of the first row is put where
     those of others are added."""
+    x = block.input
     grad_input, grad_weight, grad_bias = gradients
     needs_input, needs_weight, needs_bias = needs
     if needs_bias:
@@ -395,61 +374,38 @@ def _put_products(
         _addmm_out(grad_weight, g.t(), x, 1.0, 1.0, *_settings(mode), out=grad_weight)
     if needs_input:
         of_block = grad_input[start : start + x.shape[0]]
-        _mm_out(g, linear_weight, None, *_settings(mode, of_block.dtype), out=of_block)
+        _mm_out(g, block.linear_weight, None, *_settings(mode, of_block.dtype), out=of_block)
 
 
 def _gradients_of_one_block(
-    grad: Tensor,
-    logits: Tensor | None,
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    needs: Sequence[bool],
-    mode: int = 0,
+    grad: Tensor, logits: Tensor | None, given: _Given, needs: Sequence[bool], mode: int = 0
 ) -> tuple[Tensor, ...]:
     """logits: None where the forward has not kept them."""
-    gradients = _empty_gradients(input, linear_weight, needs)
-    weight = None if weight is None else weight.float()
+    gradients = _empty_gradients(given.input, given.linear_weight, needs)
+    given = given.in_float32()
     with torch._C._DisableAutocast():
         if logits is None:
-            logits = _logits(input, linear_weight, linear_bias, slice(None), mode)
-        g = _gradient_of_rows(grad.contiguous(), logits, target, weight, ignore_index, label_smoothing, -1, mode)
+            logits = _logits(given, slice(None), mode)
+        g = _gradient_of_rows(grad.contiguous(), logits, given, mode)
         del logits
-        _put_products(gradients, g, input, linear_weight, needs, 0, mode)
+        _put_products(gradients, g, given, needs, 0, mode)
     return gradients
 
 
-def _loss_and_logits(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    mode: int = 0,
-) -> tuple[Tensor, Tensor]:
-    weight = None if weight is None else weight.float()
+def _loss_and_logits(given: _Given, mode: int = 0) -> tuple[Tensor, Tensor]:
+    given = given.in_float32()
     with torch._C._DisableAutocast():
-        logits = _logits(input, linear_weight, linear_bias, slice(None), mode)
-        return _loss_of_rows(logits, target, weight, ignore_index, label_smoothing, -1, mode), logits
-
-
-def _loss_and_logits_on_cpu(input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    _check_indices(target, linear_weight.shape[0], args[2])
-    return _loss_and_logits(input, linear_weight, target, *args)
+        logits = _logits(given, slice(None), mode)
+        return _loss_of_rows(logits, given, mode), logits
 
 
 def _loss_and_its_gradient(
-    logits: Tensor, target: Tensor, weight: Tensor | None, factor: Tensor | None, is_mean: bool, *settings: Any
+    logits: Tensor, given: _Given, factor: Tensor | None, is_mean: bool, mode: int
 ) -> tuple[Tensor, Tensor]:
     """Of all rows, reduced; with a factor the loss of each row, and the gradient of their sum times it."""
-    ops = torch.ops.tk
+    target, ops = given.target, torch.ops.tk
     if factor is None:
+        settings = (given.ignore_index, given.label_smoothing, -1, mode)
         one = torch.ones((), dtype=torch.float32, device=logits.device)
         if is_mean:
             loss = ops.cross_entropy_mean(logits, target, *settings)
@@ -457,23 +413,24 @@ def _loss_and_its_gradient(
         loss = ops.cross_entropy_sum(logits, target, *settings)
         return loss, ops.cross_entropy_sum_backward(one, logits, target, *settings)
     grad = factor.expand(target.shape).contiguous()
-    loss = _loss_of_rows(logits, target, weight, *settings)
-    return loss, _gradient_of_rows(grad, logits, target, weight, *settings)
+    return _loss_of_rows(logits, given, mode), _gradient_of_rows(grad, logits, given, mode)
 
 
-def _loss_of_rows(logits: Tensor, target: Tensor, weight: Tensor | None, *settings: Any) -> Tensor:
+def _loss_of_rows(logits: Tensor, given: _Given, mode: int) -> Tensor:
+    _, _, target, _, weight, *numbers = given
     if weight is None:
-        return torch.ops.tk.cross_entropy_rows(logits, target, *settings)
-    loss, _ = torch.ops.tk.cross_entropy_weighted(logits, target, weight, *settings)
+        return torch.ops.tk.cross_entropy_rows(logits, target, *numbers, -1, mode)
+    loss, _ = torch.ops.tk.cross_entropy_weighted(logits, target, weight, *numbers, -1, mode)
     return loss
 
 
-def _gradient_of_rows(grad: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, *settings: Any) -> Tensor:
+def _gradient_of_rows(grad: Tensor, logits: Tensor, given: _Given, mode: int) -> Tensor:
     """Of the logits, by that of each row's loss, as _loss_of_rows has it."""
+    _, _, target, _, weight, *numbers = given
     if weight is None:
-        return torch.ops.tk.cross_entropy_rows_backward(grad, logits, target, *settings)
+        return torch.ops.tk.cross_entropy_rows_backward(grad, logits, target, *numbers, -1, mode)
     # The classes' weights do not depend on the logits: that of each row is given grad too, which counts for nothing.
-    g, _ = torch.ops.tk.cross_entropy_weighted_backward(grad, grad, logits, target, weight, *settings)
+    g, _ = torch.ops.tk.cross_entropy_weighted_backward(grad, grad, logits, target, weight, *numbers, -1, mode)
     return g
 
 
@@ -522,20 +479,8 @@ def _fake(input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     return tuple(input.new_empty(input.shape[:1], dtype=torch.float32) for _ in range(3))
 
 
-def _fake_backward(
-    grad: Tensor,
-    base: Tensor,
-    log_sum: Tensor,
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    needs: Sequence[bool],
-    *settings: int,
-) -> tuple[Tensor, ...]:
+def _fake_backward(grad: Tensor, base: Tensor, log_sum: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    input, linear_weight, *_, needs = args[:8]
     return _empty_gradients(input, linear_weight, needs)
 
 
@@ -751,29 +696,24 @@ def _vmap_reduced(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
     return torch.stack(list(one_by_one(reduced, info, dims, *args))), 0
 
 
-for _op, _kernel, _on_cpu, _allocate, _formula_of in (
-    (linear_cross_entropy, _forward, _forward_on_cpu, _fake, _formula_of_rows),
-    (_backward, _gradients, _gradients, _fake_backward, lambda *_: _FormulaOfGradients),
+def _register_kernel(name: str, kernel: Callable[..., Any], allocate: Callable[..., Any], before: int = 0) -> None:
+    """before: see ``_of_given``; what begins with gradients has indices that a forward has checked."""
+    _register.register_fake(name, allocate, _library)
+    _library.impl(name, _of_given(kernel, before, checks=before == 0), "CPU")
+    _library.impl(name, _of_given(kernel, before), "CUDA")
+
+
+_register_kernel("linear_cross_entropy", _forward, _fake)
+_register_kernel("linear_cross_entropy_backward", _gradients, _fake_backward, before=3)
+_register_kernel("linear_cross_entropy_reduced", _reduced, _fake_reduced)
+_register_kernel("linear_cross_entropy_at_once", _loss_and_gradients, _fake_at_once)
+_register_kernel("linear_cross_entropy_with_logits", _loss_and_logits, _fake_with_logits)
+_register_kernel("linear_cross_entropy_from_logits", _gradients_of_one_block, _fake_from_logits, before=2)
+for _op, _kernel, _rule in (
+    (linear_cross_entropy, _at_autograd(linear_cross_entropy, _formula_of_rows), partial(_vmap, linear_cross_entropy)),
+    (_backward, _at_autograd(_backward, lambda *_: _FormulaOfGradients), partial(_vmap, _backward)),
+    (reduced, _reduced_at_autograd, _vmap_reduced),
 ):
     _name = _op._schema.name.removeprefix("tk::")
-    _register.register_fake(_name, _allocate, _library)
-    _library.impl(_name, _on_cpu, "CPU")
-    _library.impl(_name, _kernel, "CUDA")
-    _library.impl(_name, _at_autograd(_op, _formula_of), "Autograd", with_keyset=True)
-    torch.library.register_vmap(f"tk::{_name}", partial(_vmap, _op), lib=_library)
-
-_name = "linear_cross_entropy_reduced"
-_register.register_fake(_name, _fake_reduced, _library)
-_library.impl(_name, _reduced_on_cpu, "CPU")
-_library.impl(_name, _reduced, "CUDA")
-_library.impl(_name, _reduced_at_autograd, "Autograd", with_keyset=True)
-torch.library.register_vmap(f"tk::{_name}", _vmap_reduced, lib=_library)
-for _name, *_of_op in (
-    ("linear_cross_entropy_at_once", _loss_and_gradients, _loss_and_gradients_on_cpu, _fake_at_once),
-    ("linear_cross_entropy_with_logits", _loss_and_logits, _loss_and_logits_on_cpu, _fake_with_logits),
-    ("linear_cross_entropy_from_logits", _gradients_of_one_block, _gradients_of_one_block, _fake_from_logits),
-):
-    _of_cuda, _of_cpu, _of_fakes = _of_op
-    _register.register_fake(_name, _of_fakes, _library)
-    _library.impl(_name, _of_cpu, "CPU")
-    _library.impl(_name, _of_cuda, "CUDA")
+    _library.impl(_name, _kernel, "Autograd", with_keyset=True)
+    torch.library.register_vmap(f"tk::{_name}", _rule, lib=_library)
