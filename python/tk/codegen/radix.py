@@ -117,15 +117,20 @@ DIGITS = gl.constexpr(2**BITS)
 
 
 @triton.jit
-def count_digits(source, counts, n, blocks, shift, sign, BLOCK: tl.constexpr):
-    """How many numbers of a block have each digit, to counts[row, digit, block]. A row of counts has one place more.
+def digit_of(x, shift, sign):
+    """The BITS bits of a 64-bit number's upper half from `shift` on. sign: 2^(BITS - 1) where their last one is the
+    sign. Gluon calls it too."""
+    return (((x >> 32).to(tl.int32) >> shift) ^ sign) & (DIGITS - 1)
 
-    A digit: the 8 bits of a 64-bit number's upper half from `shift` on. sign: 128 where their last one is the sign."""
+
+@triton.jit
+def count_digits(source, counts, n, blocks, shift, sign, BLOCK: tl.constexpr):
+    """How many numbers of a block have each digit, to counts[row, digit, block]. A row of counts has one place more."""
     row = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
     at = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(source + row * n + at, mask=at < n, other=0)
-    digit = (((x >> 32).to(tl.int32) >> shift) ^ sign) & 255
+    digit = digit_of(x, shift, sign)
     found = tl.histogram(digit, DIGITS, mask=at < n)
     line = row * DIGITS + tl.arange(0, DIGITS)
     tl.store(counts + line * (blocks + 1) + block, found)
@@ -159,12 +164,12 @@ def ranks(outputs, inputs):
     (found,), (digits, (memory,)) = outputs, inputs
     lines = [
         "{ .reg .pred p; .reg .b32 own, below, same, other, at, count;",
-        f"mov.u32 own, %tid.x; shr.u32 own, own, 5; shl.b32 own, own, 10; add.u32 own, own, {memory};",
+        f"mov.u32 own, %tid.x; shr.u32 own, own, 5; shl.b32 own, own, {BITS + 2}; add.u32 own, own, {memory};",
         "mov.u32 below, %lanemask_lt;",
     ]
     for rank, digit in zip(found, digits, strict=True):
         lines.append("mov.b32 same, 0xffffffff;")
-        for bit in range(8):
+        for bit in range(BITS):
             lines.append(f"and.b32 other, {digit}, {1 << bit}; setp.ne.u32 p, other, 0;")
             lines.append("vote.sync.ballot.b32 other, p, 0xffffffff; @!p not.b32 other, other;")
             lines.append("and.b32 same, same, other;")
@@ -175,11 +180,6 @@ def ranks(outputs, inputs):
             "bar.warp.sync 0xffffffff; @p st.shared.u32 [at], count; bar.warp.sync 0xffffffff;",
         ]
     return "\n".join([*lines, "}"])
-
-
-@gluon.jit
-def digit_of(x, shift, sign):
-    return (((x >> 32).to(gl.int32) >> shift) ^ sign) & 255
 
 
 @gluon.jit
@@ -203,7 +203,7 @@ def scatter_digits(source, target, counts, n, blocks, shift, sign, BLOCK: gl.con
     start = row * n + block * BLOCK
 
     # What stands past the row's end has the last digit, and stays behind all that has it too.
-    last = ((sign ^ 255) << shift).to(gl.int64) << 32
+    last = ((sign ^ (DIGITS - 1)) << shift).to(gl.int64) << 32
     at = gl.arange(0, BLOCK, layout=in_warps)
     x = gl.load(source + start + at, mask=at < left, other=last)
     line = counts + (row * DIGITS + gl.arange(0, DIGITS, layout=threads)) * (blocks + 1)
