@@ -1,4 +1,4 @@
-"""The family `mm_plus_mm`: both kernels with their plans, what tests compile of them, and what is kept as PTX."""
+"""The family `mm_plus_mm`: its kernels with their plans, what tests compile of them, and what is kept as PTX."""
 
 from typing import Any, NamedTuple
 

@@ -25,7 +25,7 @@ MOST = {
     "conv_weight_grad": 6,
     "grouped_mm": 12,
     "int4_mm": 9,
-    "scaled_grouped_mm": 10,
+    "scaled_grouped_mm": 7,
     "scaled_mm": 15,
     "uint4x2_mixed_mm": 6,
 }

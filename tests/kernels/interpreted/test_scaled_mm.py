@@ -1,4 +1,4 @@
-"""kernels/scaled_mm/pointer.py and kernels/scaled_grouped_mm/pointer.py: every variant, and every number of float8.
+"""kernels/scaled_mm/pointer.py and scaled_grouped_mm_pointer: every variant, and every number of float8.
 
 Results of fp16 and fp32, as test_mm.py says; bf16 differs in the rounding of the store alone.
 """
