@@ -260,6 +260,7 @@ enum Place : int32_t {
   kSilu,
   kSiluBackward,
   kSoftmax,
+  kSoftmaxBackward,
   kLogSoftmax,
   kLogSoftmaxBackward,
   kCount
@@ -332,15 +333,16 @@ void softmax(StableIValue* stack, uint64_t, uint64_t) {
       run(kPlace, {&x}, {dim, to_float}, [&] { return generate(kPlace, {&x}, {}); }, x.get(), dim, to_float));
 }
 
-// Of the result y. tk's op is of x, which y may stand for: log_softmax(y) is y.
-void log_softmax_backward(StableIValue* stack, uint64_t, uint64_t) {
+// _softmax_backward_data and _log_softmax_backward_data, of the result y.
+template <Place kPlace>
+void softmax_backward(StableIValue* stack, uint64_t, uint64_t) {
   Arguments args(stack);
   const Tensor grad = args.tensor();
   const Tensor y = args.tensor();
   const int64_t dim = args.integer();
   const auto dtype = static_cast<int8_t>(args.dtype());
-  const auto serve = [&] { return generate(kLogSoftmaxBackward, {&grad, &y}, {}); };
-  args.give_back(run(kLogSoftmaxBackward, {&grad, &y}, {dim, dtype}, serve, grad.get(), y.get(), dim, dtype));
+  const auto serve = [&] { return generate(kPlace, {&grad, &y}, {}); };
+  args.give_back(run(kPlace, {&grad, &y}, {dim, dtype}, serve, grad.get(), y.get(), dim, dtype));
 }
 
 // aten: the end of the mangled name of at::cuda::f, behind the namespace. generated: what serves it, if that is one.
@@ -362,9 +364,11 @@ constexpr BeneathOp kOps[kCount] = {
     {"silu", "4siluERKNS_6TensorE", silu, "silu"},
     {"silu_backward", "13silu_backwardERKNS_6TensorES3_", silu_backward, "silu_backward"},
     {"_softmax", "8_softmaxERKNS_6TensorElb", softmax<kSoftmax>, "softmax"},
+    {"_softmax_backward_data", "22_softmax_backward_dataERKNS_6TensorES3_lN3c1010ScalarTypeE",
+     softmax_backward<kSoftmaxBackward>, "softmax_backward"},
     {"_log_softmax", "12_log_softmaxERKNS_6TensorElb", softmax<kLogSoftmax>, "log_softmax"},
     {"_log_softmax_backward_data", "26_log_softmax_backward_dataERKNS_6TensorES3_lN3c1010ScalarTypeE",
-     log_softmax_backward, "log_softmax_backward"},
+     softmax_backward<kLogSoftmaxBackward>, "log_softmax_backward"},
 };
 
 void* find_aten(const BeneathOp& op, bool is_cuda) {

@@ -463,7 +463,7 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...], layouts: tuple
             return None
         if c.name != _setting(problem, point).name:
             return None
-        names = ("query", "key", "value", "grad_0", "out0", "grad_query", "grad_key", "grad_value")
+        names = ("query", "key", "value", "grad_0", "result_0", "grad_query", "grad_key", "grad_value")
         ways = {} if not grads else {"captures": (int(point.captures != "none"),)}
         time = tile_time(c.long, c.short, point.head, ITEMSIZE[point.dtype], 1 if point.layout == "aligned" else 4)
         M, N, heads_ = op.local("M"), op.local("N"), op.local("B") * op.local("H")
@@ -552,13 +552,13 @@ def sink_launch(problem: Problem, point: Point, delta: Scratch, padded: Expr) ->
     op = problem.backward_op
     args: dict[str, Arg | Bundle] = {
         "sinks": problem.pointer(op, "sinks"),
-        "lse": problem.pointer(op, "out1"),
+        "lse": problem.pointer(op, "result_1"),
         "delta": delta,
         "grad_sinks": problem.pointer(op, "grad_sinks"),
         **problem.sizes(op, ("B", "H", "M"), point),
         "padded": Int(padded),
         "stride_sink": problem.optional(op)["stride_sink"],
-        "lse_strides": problem.row_strides(op, "out1"),
+        "lse_strides": problem.row_strides(op, "result_1"),
         "BLOCK_M": Const(1024),
     }
     return Launch(attention_sink_gradient, args, (tensor(op, "sinks").size(0), 1, 1))
@@ -603,11 +603,11 @@ def row_arguments(problem: Problem, point: Point) -> dict[str, Arg | Bundle]:
     """By name: what the launches take that work out statistics of rows of queries."""
     op = problem.backward_op
     return {
-        "out": problem.rows(op, "out0", point),
+        "out": problem.rows(op, "result_0", point),
         "grad_out": problem.rows(op, "grad_0", point),
         "grad_lse": problem.pointer(op, "grad_1"),
         **problem.sizes(op, ("B", "H", "M", "DV"), point),
-        "out_strides": problem.strides(op, "out0", point),
+        "out_strides": problem.strides(op, "result_0", point),
         "grad_strides": problem.strides(op, "grad_0", point),
         "grad_lse_strides": problem.row_strides(op, "grad_1"),
         "EVEN": Const(point.head.exact),
@@ -627,7 +627,7 @@ def _arguments(problem: Problem, mods: Mods, point: Point) -> dict[str, Arg | Bu
     return {
         "tensors": BackwardTensors(
             **{name: problem.rows(op, of, point) for name, of in rows.items()},
-            lse=problem.pointer(op, "out1"),
+            lse=problem.pointer(op, "result_1"),
             delta=Scratch(0, "fp32"),
             q_lists=problem.lists(op, "q"),
             kv_lists=problem.lists(op, "kv"),
@@ -636,7 +636,8 @@ def _arguments(problem: Problem, mods: Mods, point: Point) -> dict[str, Arg | Bu
         "sizes": BackwardSizes(**problem.sizes(op, BackwardSizes._fields, point)),
         "kv_programs": Int(kv_programs(problem, c.long)),
         "strides": BackwardStrides(
-            **{name: problem.strides(op, of, point) for name, of in rows.items()}, lse=problem.row_strides(op, "out1")
+            **{name: problem.strides(op, of, point) for name, of in rows.items()},
+            lse=problem.row_strides(op, "result_1"),
         ),
         "q_strides": problem.list_strides(op, "q"),
         "kv_strides": problem.list_strides(op, "kv"),

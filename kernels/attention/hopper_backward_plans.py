@@ -70,7 +70,7 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
         names = ("query", "key", "value", "grad_0", "grad_query", "grad_key", "grad_value")
         ways = {} if not problem.grad_captures else {"captures": (0,)}
         return Plan(
-            constraints=(*problem.constraints(op, point, (*names, "out0")), *_constraints(problem, names)),
+            constraints=(*problem.constraints(op, point, (*names, "result_0")), *_constraints(problem, names)),
             serves=problem.serves(point) | ways,
             launches=tuple(_launches(problem, mods, point)),
             cost=_cost(problem, point),
@@ -141,8 +141,8 @@ def _launches(problem: Problem, mods: Mods, point: Point) -> list[Launch]:
     of_queries = Schedule(Int(m_tiles), Int(query_tiles), Int(minimum(walked, B * H)))
     statistics = {
         **row_arguments(problem, point),
-        "out_lse": problem.pointer(op, "out1"),
-        "lse_strides": problem.row_strides(op, "out1"),
+        "out_lse": problem.pointer(op, "result_1"),
+        "lse_strides": problem.row_strides(op, "result_1"),
         "lse": _LSE,
         "delta": _DELTA,
         "padded": Int(_padded(problem)),

@@ -145,7 +145,7 @@ class Problem:
     def backward_op(self) -> Op:
         """grad_0 and grad_1 are the gradients of out and lse. -> those of query, key, value, sinks, and of the captured
         tensors that have one."""
-        names = ["grad_0", "grad_1", *TENSORS, "out0", "out1", *(c.name for c in self.tensor_captures)]
+        names = ["grad_0", "grad_1", *TENSORS, "result_0", "result_1", *(c.name for c in self.tensor_captures)]
         grads = ["grad_query", "grad_key", "grad_value", "grad_sinks", *(f"grad_{c.name}" for c in self.grad_captures)]
         return self._op(f"{self.name}_backward", names, grads, self._backward_outputs)
 
@@ -153,7 +153,7 @@ class Problem:
         named = tensors(*inputs, *outputs)
         by_name = {t.name: t for t in named}
         ranks = TENSORS | {c.name: c.rank for c in self.tensor_captures}
-        ranks = {"grad_0": 4, "grad_1": 3, "out0": 4, "out1": 3} | ranks
+        ranks = {"grad_0": 4, "grad_1": 3, "result_0": 4, "result_1": 3} | ranks
         floats = ("scale", *self.numbers("float"))
         ints = (*INTS, *self.numbers("int"), *OPTIONS)
         params = [Param(n, "tensor", rank=ranks[n]) for n in inputs]

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import host
 from random_functions import Call, Function
 from torch import Tensor
 
@@ -81,10 +82,11 @@ def some_variants(op: Generated, graph: Graph, random: Random) -> list[Variant]:
     return [*rest, *general] if random.random() < 0.6 else general
 
 
-def arguments_of_backward(op: Generated, named: Mapping[str, Any], grads: Sequence[Tensor]) -> dict[str, Any]:
+def arguments_of_backward(op: Generated, named: Mapping[str, Any], grads: Sequence[Tensor],
+                          results: Sequence[Tensor]) -> dict[str, Any]:  # fmt: skip
     assert op.backward is not None
-    of_grads = {f"grad_{i}": g for i, g in enumerate(grads)}
-    return {n: of_grads[n] if n in of_grads else named[n] for n in op.backward.signature.params}
+    known = {**named, **host.of_backward(grads, results)}
+    return {n: known[n] for n in op.backward.signature.params}
 
 
 def described(function: Function, call: Call | None, problem: str) -> str:

@@ -62,7 +62,7 @@ def test_each_argument_stands_where_the_packs_op_has_its_name(suffix: str, own: 
     mask = tk.flex.create_block_mask(mods.causal, 1, 1, 32, 32, "cpu", 16)
     request = flex.Request(*arguments(mods.soft_cap(3.0), mask, scale=-0.5, sinks=sinks), max_scores=True)
     request = request._replace(kv_block=32)
-    saved = {name: torch.zeros(1) for name in ("grad_0", "grad_1", "out0", "out1")} if suffix else {}
+    saved = {name: torch.zeros(1) for name in ("grad_0", "grad_1", "result_0", "result_1")} if suffix else {}
     if suffix:
         first, second = list(saved.values())[:2], list(saved.values())[2:]
         ops.cuda_backward(*first, *second, *request.for_gradient, False)

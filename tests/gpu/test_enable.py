@@ -90,6 +90,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[[Random, torch.dtype], li
     "silu": (F.silu, rows),
     "silu_backward": (F.silu, rows),
     "_softmax": (lambda x: x.softmax(-1), rows),
+    "_softmax_backward_data": (lambda x: x.softmax(-1), rows),
     "_log_softmax": (lambda x: x.log_softmax(-1), rows),
     "_log_softmax_backward_data": (lambda x: x.log_softmax(-1), rows),
 }

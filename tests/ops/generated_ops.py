@@ -242,9 +242,9 @@ def normalized(name: str) -> tuple[Op, Op]:
                   backward={"op": f"{name}_backward", "saved_inputs": [0], "saved_outputs": [1], "extra_outputs": 1,
                             "grads": [0]}, differentiable=True),
     )  # fmt: skip
-    x, rstd, grad, dx = tensors("x", "out1", "grad_0", "dx")
+    x, rstd, grad, dx = tensors("x", "result_1", "grad_0", "dx")
     nodes = [
-        node("r", "aten.unsqueeze.default", ref("out1"), -1),
+        node("r", "aten.unsqueeze.default", ref("result_1"), -1),
         node("xhat", "aten.mul.Tensor", ref("x"), ref("r")),
         node("g", "aten.mul.Tensor", ref("grad_0"), ref("xhat")),
         node("mean", "aten.mean.dim", ref("g"), [-1], True),
@@ -263,12 +263,12 @@ def normalized(name: str) -> tuple[Op, Op]:
         outputs=(Output(x.dtype, (x.size(3),), (1,), leading=0),),
         params=(
             Param("x", "tensor", leading=True, rank=1),
-            Param("out1", "tensor", leading=True),
+            Param("result_1", "tensor", leading=True),
             Param("grad_0", "tensor", leading=True, rank=1),
         ),
         checks=(require(grad.size(3) == x.size(3), "N of x and grad must be equal"),),
-        meta=meta({"x": "T[..., N]", "out1": "T[...]", "grad_0": "T[..., N]", "T": ["fp32", "fp64"]},
-                  *(graph(["x", "out1", "grad_0"], nodes, ["dx"], T=t) for t in ("fp32", "fp64")),
+        meta=meta({"x": "T[..., N]", "result_1": "T[...]", "grad_0": "T[..., N]", "T": ["fp32", "fp64"]},
+                  *(graph(["x", "result_1", "grad_0"], nodes, ["dx"], T=t) for t in ("fp32", "fp64")),
                   differentiable=True),
     )  # fmt: skip
     return forward, backward

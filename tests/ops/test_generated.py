@@ -436,7 +436,7 @@ def test_a_backward_that_takes_something_else_says_so(tmp_path: Path) -> None:
     params = (*backward.params[:2], replace(backward.params[2], name="grad_1"))
     text = backward.meta.replace("grad_0", "grad_1")
     tk.load_pack(generated_ops.write(tmp_path / "odd.tkpack", forward, replace(backward, params=params, meta=text)))
-    with pytest.raises(tk.PackError, match="odd_backward takes grad_1; there are grad_0, x, out1, eps"):
+    with pytest.raises(tk.PackError, match="odd_backward takes grad_1; there are grad_0, x, result_1, eps"):
         ops("odd")(torch.randn(2, 5, requires_grad=True)).sum().backward()
 
 

@@ -360,11 +360,22 @@ def test_a_saved_tensor_that_is_changed_is_noticed(name: str) -> None:
     found = case.ours(*moved)
     with torch.no_grad():
         moved[0].mul_(2)
-    if name in ("sort", "rope"):  # which read nothing of it again
+    if name in ("softmax", "sort", "rope"):  # which read nothing of it again
         torch.autograd.grad(found[0].sum(), leaves)
         return
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(found.sum(), leaves)
+
+
+@pytest.mark.parametrize("function", [tk.softmax, tk.log_softmax, tk.logsumexp])
+def test_a_saved_result_that_is_changed_is_noticed(function: Callable[..., Any]) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    y = function(x, -1)
+    total = y.sum()
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(total, x)
 
 
 def test_what_an_op_writes_in_place_is_noticed(declare: Callable[..., Any]) -> None:

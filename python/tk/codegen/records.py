@@ -29,6 +29,7 @@ from tk.codegen.ir import IR_DTYPES
 from tk.codegen.lowering.split import Parts
 from tk.codegen.scheduling.context import Context
 from tk.codegen.sharding import sharded
+from tk.codegen.tracing import saved
 from tk.codegen.tracing.arguments import LEADING, letter
 from tk.codegen.tracing.trace import Trace
 from tk.codegen.ways import Graph
@@ -194,16 +195,21 @@ class OpRecord:
         return meta_text(self.doc, self.signature, traces, along, backward=backward, differentiable=self.differentiable)
 
     def _backward_meta(self) -> dict[str, Any] | None:
-        """The backward takes the gradients of the floating-point results, the saved inputs, then all numbers."""
+        """The backward takes the gradients of the floating-point results, the saved results and inputs, then all
+        numbers."""
         if self.backward is None:
             return None
         params = list(self.signature.params)
         of = self.backward.signature.params
         grads = [n for n, s in self.signature.tensors.items() if _is_float(s, self.first.dtypes)]
+        outputs = [i for i in range(len(self.first.new)) if saved.name(i) in of]
+        # Where one of several results has no gradient, those of the others are worked out of all arguments.
+        has_several = sum(n.meta["val"].is_floating_point() for n in self.first.new) > 1
+        reads_all = bool(outputs) and has_several
         return dict(
             op=self.backward.name,
-            saved_inputs=[params.index(n) for n in self.signature.tensors if n in of],
-            saved_outputs=[],
+            saved_inputs=[params.index(n) for n in self.signature.tensors if n in of or reads_all],
+            saved_outputs=outputs,
             extra_outputs=0,
             grads=[params.index(n) for n in grads],
         )

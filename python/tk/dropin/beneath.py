@@ -61,7 +61,7 @@ def _softmax(x: Tensor, dim: int, to_float: int) -> tuple[Any, ...] | None:
     return None if to_float else (x, dim)
 
 
-def _log_softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype: int) -> tuple[Any, ...] | None:
+def _softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype: int) -> tuple[Any, ...] | None:
     return (y.requires_grad_(), dim) if _DTYPES.get(dtype) is y.dtype and grad.shape == y.shape else None
 
 
@@ -80,8 +80,9 @@ _OPS = {
     "silu": _Op(activations.SILU),
     "silu_backward": _Op(activations.SILU, _activation_backward, "silu_backward"),
     "_softmax": _Op(softmaxes.SOFTMAX, _softmax),
+    "_softmax_backward_data": _Op(softmaxes.SOFTMAX, _softmax_backward, "softmax_backward"),
     "_log_softmax": _Op(softmaxes.LOG_SOFTMAX, _softmax),
-    "_log_softmax_backward_data": _Op(softmaxes.LOG_SOFTMAX, _log_softmax_backward, "log_softmax_backward"),
+    "_log_softmax_backward_data": _Op(softmaxes.LOG_SOFTMAX, _softmax_backward, "log_softmax_backward"),
 }
 
 

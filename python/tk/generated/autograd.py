@@ -163,7 +163,7 @@ def _kept_of(op: GeneratedOp) -> tuple[Named, Named, Named]:
     named = [(p.name, i) for i, p in enumerate(op.params)]
     kept = tuple(named[i] for i in inputs)
     others = tuple(x for x in named if x not in kept)
-    return kept, others, tuple((f"out{i}", i) for i in backward["saved_outputs"])
+    return kept, others, tuple((f"result_{i}", i) for i in backward["saved_outputs"])
 
 
 def _backward_of(op: GeneratedOp, find: Find) -> tuple[GeneratedOp, Any]:
@@ -175,8 +175,8 @@ def _backward_of(op: GeneratedOp, find: Find) -> tuple[GeneratedOp, Any]:
 
 
 def _gradients(ctx: Any, op: GeneratedOp, backward_op: Callable[[], Any], grads: Sequence[Any]) -> list[Any]:
-    """The names of the backward op's arguments say what they are: a param of the forward op, out<i> for an output that
-    was saved, grad_<i> for the gradient of the i-th returned floating-point output."""
+    """The names of the backward op's arguments say what they are: a param of the forward op, result_<i> for a result
+    that was saved, grad_<i> for the gradient of the i-th returned floating-point output."""
     given = next((g for g in grads if g is not None), None)
     if given is None:
         return [None] * ctx.n_args

@@ -91,7 +91,7 @@ def test_forward_and_backward(name: str, dtype: str, leading: tuple[int, ...], n
     # What the function detaches has none, and the op zeros.
     expected = [torch.zeros_like(x) if g is None else g for x, g in zip(sources, gradients, strict=True)]
     assert op.backward is not None
-    given = {**{f"grad_{i}": g for i, g in enumerate(grads)}, **args}
+    given = host.of_backward(grads, [r.to(DTYPES[dtype]) for r in results]) | args
     passed = [given[p] for p in op.backward.signature.params]
     count = 0
     for variant, actual in host.run_all(op.backward, *passed):

@@ -76,12 +76,13 @@ def _problems(op: Generated, drawn: Function, fn: Callable[..., Any], call: Call
     if op.backward is None:
         return
     generator = torch.Generator().manual_seed(call.seed)
+    results = [x.to(like.dtype) for x, like in zip(expected.exact, expected.like, strict=True)]
     grads = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in expected.like if x.is_floating_point()]
     try:
         expected = judgement.expected_gradients(fn, args, grads)
     except RuntimeError:
         return  # torch has no gradient of it, as of a loss of two dtypes
-    named = judges.arguments_of_backward(op, named, grads)
+    named = judges.arguments_of_backward(op, named, grads, results)
     yield from _of_kernels(op.backward, relative, named, expected, random, is_first)
 
 

@@ -119,9 +119,10 @@ def test_equal_numbers_are_their_mean(n: int) -> None:
     for variant, results in host.run_all(fn, x, 1e-12):
         assert all(found.count_nonzero() == 0 for found in results), variant
     gradients = [torch.randn_like(x), torch.randn_like(x), torch.randn(3, 4, n)]
-    given = dict(x=x, eps=1e-5) | {f"grad_{k}": g for k, g in enumerate(gradients)}
     wide = x.double().requires_grad_()
-    expected = torch.autograd.grad(normed(wide, 1e-5), wide, [g.double() for g in gradients])[0]
+    results = normed(wide, 1e-5)
+    given = dict(x=x, eps=1e-5) | host.of_backward(gradients, [r.float() for r in results])
+    expected = torch.autograd.grad(results, wide, [g.double() for g in gradients])[0]
     assert fn.backward is not None
     for variant, (found,) in host.run_all(fn.backward, *(given[p] for p in fn.backward.signature.params)):
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3, msg=variant)

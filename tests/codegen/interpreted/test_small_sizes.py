@@ -339,7 +339,7 @@ def test_gradients_of_what_torch_clamps(name: str) -> None:
         y = fn(x)
         grad = torch.randn_like(y)
         (expected,) = torch.autograd.grad(y, x, grad)
-        named = {"x": x.detach(), "grad_0": grad}
+        named = {"x": x.detach(), **host.of_backward([grad], [y])}
         count = 0
         for variant, found in host.run_all(made, *(named[n] for n in made.signature.params)):
             torch.testing.assert_close(found[0], expected, msg=f"{shape}, {variant}")
@@ -425,15 +425,15 @@ def test_every_gradient(name: str) -> None:
         results = eager(declared, args)
         if results is None or sizes in BROADCAST.get(name, ()):
             continue
-        results = [r for r in results if r.is_floating_point()]
-        grads = [torch.randn_like(r) for r in results]
-        pairs = [(r, g) for r, g in zip(results, grads, strict=True) if r.requires_grad]
+        floats = [r for r in results if r.is_floating_point()]
+        grads = [torch.randn_like(r) for r in floats]
+        pairs = [(r, g) for r, g in zip(floats, grads, strict=True) if r.requires_grad]
         try:
             wanted = torch.autograd.grad([r for r, _ in pairs], own, [g for _, g in pairs], allow_unused=True)
         except RuntimeError:  # torch's own gradient has no such size: index_select of no rows
             continue
         given = {**{n: x.detach() if isinstance(x, Tensor) else x for n, x in args.items()},
-                 **{f"grad_{i}": g for i, g in enumerate(grads)}}  # fmt: skip
+                 **host.of_backward(grads, results)}  # fmt: skip
         count = 0
         for variant, found in host.run_all(made, *(given[n] for n in made.signature.params)):
             count += 1

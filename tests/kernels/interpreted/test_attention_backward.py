@@ -60,8 +60,8 @@ def check(make: Callable[..., Pair], captured: list[torch.Tensor], call: Call, e
     expected = [torch.zeros_like(x) if g is None else g for g, x in zip(expected, wanted, strict=True)]
 
     family = pair.families[1]
-    named = call.tensors() | dict(grad_0=grad_out, grad_1=grad_lse, out0=out.detach().to(call.query.dtype),
-                                  out1=lse.detach().float())  # fmt: skip
+    named = call.tensors() | dict(grad_0=grad_out, grad_1=grad_lse, result_0=out.detach().to(call.query.dtype),
+                                  result_1=lse.detach().float())  # fmt: skip
     call.captured = call.captured | {"grad_captures": int(captures)}
     count = 0
     for name, grads in run_all(family, named, call.ints(family.op), call.floats(family.op), lambda v: expect in v.name):
@@ -192,7 +192,7 @@ def scratch(make: Any, table: torch.Tensor, call: Call) -> set[int]:
     family = pair.families[1]
     statistics = torch.zeros(call.query.shape[:3])
     out = torch.zeros(*call.query.shape[:3], call.value.shape[3], dtype=call.query.dtype)
-    named = call.tensors() | dict(grad_0=out, grad_1=statistics, out0=out, out1=statistics)
+    named = call.tensors() | dict(grad_0=out, grad_1=statistics, result_0=out, result_1=statistics)
     return set(scratch_bytes(family, named, call.ints(family.op), lambda v: "captures=wanted" in v.name))
 
 
@@ -225,8 +225,8 @@ def test_a_contribution_that_fixed_point_cannot_hold_is_nan() -> None:
     call.captured = pair.captured | {"grad_captures": 1}
     grad = torch.full((1, 1, 4, 64), 1e-6)
     call.value *= 1e30
-    named = call.tensors() | dict(grad_0=grad, grad_1=torch.zeros(1, 1, 4), out0=torch.zeros(1, 1, 4, 64),
-                                  out1=torch.zeros(1, 1, 4))  # fmt: skip
+    named = call.tensors() | dict(grad_0=grad, grad_1=torch.zeros(1, 1, 4), result_0=torch.zeros(1, 1, 4, 64),
+                                  result_1=torch.zeros(1, 1, 4))  # fmt: skip
     op = pair.families[1].op
     found = list(run_all(pair.families[1], named, call.ints(op), call.floats(op), lambda v: "wanted" in v.name))
     assert found and all(grads[4].isnan().all() for _, grads in found)
@@ -243,8 +243,8 @@ def captured_gradient(make: Any, captured: torch.Tensor, call: Call, grad_out: t
     pair = Pair(make(captured))
     call.captured = pair.captured | {"grad_captures": 1}
     dtype = call.query.dtype
-    named = call.tensors() | dict(grad_0=grad_out.to(dtype), grad_1=grad_lse.float(), out0=out.detach().to(dtype),
-                                  out1=lse.detach().float())  # fmt: skip
+    named = call.tensors() | dict(grad_0=grad_out.to(dtype), grad_1=grad_lse.float(), result_0=out.detach().to(dtype),
+                                  result_1=lse.detach().float())  # fmt: skip
     family = pair.families[1]
     only = "layout=aligned"
     found = list(run_all(family, named, call.ints(family.op), call.floats(family.op), lambda v: only in v.name))
@@ -300,7 +300,8 @@ def test_what_the_mask_says_of_full_blocks_does_not_count() -> None:
     out, lse = reference(exact, None, mask)
     grad = torch.randn(out.shape)
     expected = torch.autograd.grad(out, [exact.query, exact.key, exact.value], grad.double())
-    named = call.tensors() | dict(grad_0=grad, grad_1=torch.zeros(lse.shape), out0=out.float(), out1=lse.float())
+    named = call.tensors() | dict(grad_0=grad, grad_1=torch.zeros(lse.shape),
+                                  result_0=out.float(), result_1=lse.float())  # fmt: skip
     op = pair.families[1].op
     found = list(run_all(pair.families[1], named, call.ints(op), call.floats(op)))
     assert found
@@ -328,8 +329,8 @@ def test_gradients_past_a_length_are_zero_whatever_is_there() -> None:
         for b, length in enumerate(lengths):
             call.key[b, :, length:], call.value[b, :, length:] = float("nan"), float("inf")
         call.captured = pair.captured
-        named = call.tensors() | dict(grad_0=grad, grad_1=torch.zeros(lse.shape), out0=out.detach().float(),
-                                      out1=lse.detach().float())  # fmt: skip
+        named = call.tensors() | dict(grad_0=grad, grad_1=torch.zeros(lse.shape), result_0=out.detach().float(),
+                                      result_1=lse.detach().float())  # fmt: skip
         op = pair.families[1].op
         found = list(run_all(pair.families[1], named, call.ints(op), call.floats(op)))
         assert found
@@ -360,8 +361,8 @@ def test_a_mask_without_its_lists_by_key_is_refused() -> None:
     lists = block_lists(pair.dense(1, 1, 20, 20), 16, 16)
     call.lists = {n: x for n, x in lists.items() if "kv" in n}
     call.captured = {"grad_captures": 0}
-    named = call.tensors() | dict(grad_0=call.query, grad_1=torch.zeros(1, 1, 20), out0=call.query,
-                                  out1=torch.zeros(1, 1, 20))  # fmt: skip
+    named = call.tensors() | dict(grad_0=call.query, grad_1=torch.zeros(1, 1, 20), result_0=call.query,
+                                  result_1=torch.zeros(1, 1, 20))  # fmt: skip
     with pytest.raises(ValueError, match="lists by key"):
         list(run_all(pair.families[1], named, call.ints(op), call.floats(op)))
 

@@ -174,7 +174,7 @@ def test_full_blocks(full: list[int]) -> None:
     out, lse = reference(exact, None, None)
     grad = torch.randn(out.shape).half()
     grads = torch.autograd.grad(out, list(qkv_of(exact).values()), grad.double())
-    named = call.tensors() | dict(grad_0=grad, grad_1=torch.zeros(lse.shape), out0=out.half(), out1=lse.float())
+    named = call.tensors() | dict(grad_0=grad, grad_1=torch.zeros(lse.shape), result_0=out.half(), result_1=lse.float())
     for f, expected in zip(families_of(pair), ((out,), grads), strict=True):
         results = list(run_hopper(f, named, call.ints(f.op), call.floats(f.op)))
         assert results
@@ -227,8 +227,8 @@ def check_backward(make: Any, captured: list[torch.Tensor], call: Call, at_least
     seen = torch.where(lse == float("-inf"), 0.0, lse)
     expected = torch.autograd.grad([out, seen], list(wide.values()), [grad_out.double(), grad_lse.double()])
     f = families_of(pair)[1]
-    named = call.tensors() | dict(grad_0=grad_out, grad_1=grad_lse, out0=out.detach().to(call.query.dtype),
-                                  out1=lse.detach().float())  # fmt: skip
+    named = call.tensors() | dict(grad_0=grad_out, grad_1=grad_lse, result_0=out.detach().to(call.query.dtype),
+                                  result_1=lse.detach().float())  # fmt: skip
     count = 0
     for name, grads in run_hopper(f, named, call.ints(f.op), call.floats(f.op)):
         for what, g, e in zip(wide, grads, expected, strict=False):

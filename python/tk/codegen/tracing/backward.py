@@ -19,7 +19,8 @@ def backward_traces(
     """The traces of a function's backward, for every choice of dtypes and flags, and the signature that they have in
     common: without the arguments of which nothing is read. Raises TraceError."""
     choices = [(d, f) for d in signature.assignments() for f in flag_values(signature)]
-    traces = _declared_alike([trace_backward(fn, signature, dtypes, flags, ruled) for dtypes, flags in choices], name)
+    traces = _declared_alike([trace_backward(fn, signature, dtypes, flags, ruled) for dtypes, flags in choices],
+                             signature, name)  # fmt: skip
     full = traces[0].signature
     read = {n for t in traces for n in (*t.arguments_read(), *_read_by_recorded(t.recorded))}
     kept = {n: s for n, s in full.params.items() if n in read or n.startswith("grad_") or n in full.numbers}
@@ -33,12 +34,12 @@ def backward_traces(
     return reduced, traces
 
 
-def _declared_alike(traces: Sequence[Trace], name: str) -> list[Trace]:
-    """With one signature for all. A gradient's dtype, which each trace has by name, is that of a variable, the same for
-    all, or one of its own: a result of ``x.float()`` is fp32 whatever x is."""
+def _declared_alike(traces: Sequence[Trace], forward: Signature, name: str) -> list[Trace]:
+    """With one signature for all. The dtype of a result and of its gradient, which each trace has by name, is that of a
+    variable, the same for all, or one of its own: a result of ``x.float()`` is fp32 whatever x is."""
     specs, variables = dict(traces[0].signature.params), dict(traces[0].signature.variables)
     own: list[dict[str, str]] = [{} for _ in traces]
-    for grad in (n for n in specs if n.startswith("grad_")):
+    for grad in [n for n in specs if n not in forward.params]:
         found = [t.signature.tensors[grad] for t in traces]
         if len({(spec.sizes, spec.leading) for spec in found}) > 1:
             raise TraceError(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tk.codegen.tracing import saved
 from tk.codegen.tracing.arguments import LEADING
 from tk.codegen.tracing.trace import Trace
 from tk.generated import interpret
@@ -58,9 +59,11 @@ def _agree_at(forward: Trace, backward: Trace, values: Mapping[str, Any]) -> boo
         with torch.enable_grad():
             leaves = [values[name].clone().requires_grad_() for name in names]
             given = {**values, **dict(zip(names, leaves, strict=True))}
-            outputs = [y for y in _run(forward, given) if y.is_floating_point()]
+            results = _run(forward, given)
+            outputs = [y for y in results if y.is_floating_point()]
             grads = [torch.linspace(-1, 2, y.numel(), dtype=y.dtype).reshape(y.shape).requires_grad_() for y in outputs]
-            mine = _run(backward, {**given, **{f"grad_{i}": g for i, g in enumerate(grads)}})
+            given |= {saved.name(i): y for i, y in enumerate(results)} | {f"grad_{i}": g for i, g in enumerate(grads)}
+            mine = _run(backward, given)
             theirs = _vjp(outputs, leaves, grads)
             pairs = [*zip(mine, theirs, strict=True)]
             weights = [torch.linspace(1, 2, g.numel(), dtype=g.dtype).reshape(g.shape) for g in theirs]

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten
 
 from tk.codegen import ir
 from tk.codegen.errors import SideEffect, TraceError, where
-from tk.codegen.tracing import combine, eager, effects, guards, random, shapes, slices, special
+from tk.codegen.tracing import combine, eager, effects, guards, random, saved, shapes, slices, special
 from tk.codegen.tracing.arguments import DTYPE_NAMES, Arguments, orders
 from tk.codegen.tracing.core import is_tensor, outputs_of, to_core
 from tk.codegen.tracing.lines import Lines, explaining, refuse_items, tag_lines
@@ -215,9 +215,10 @@ def trace_backward(
 ) -> Trace:
     """The gradients of `fn` with respect to its floating-point tensors, as autograd has them.
 
-    The graph's arguments are ``grad_0`` …, one for each floating-point result, and then those of `fn`: what the forward
-    worked out is worked out again, since reading it again would take longer. Its results are the gradients, in the
-    order of the tensors. The trace's signature has all arguments; the caller drops those that are not read."""
+    The graph's arguments are ``grad_0`` …, one for each floating-point result, ``result_0`` …, the results themselves,
+    and then those of `fn`: what the forward worked out and no result holds is worked out again, since reading it would
+    take longer. Its results are the gradients, in the order of the tensors. The trace's signature has all arguments;
+    the caller drops those that are not read."""
     arguments = Arguments(signature, dtypes, slices=made, order=order)
     lines = Lines(fn, arguments)
     own = list(arguments.names)
@@ -227,9 +228,10 @@ def trace_backward(
         named = {**dict(zip(own, args, strict=True)), **flags}
         with random.drawing(signature, named), special.shapes_of_norms(), lines, combine.replaced(fn):
             results, _ = tree_flatten(fn(**random.own(fn, named)))
-        return [r for r in results if r is not None and r.dtype.is_floating_point]
+        return [r for r in results if r is not None]
 
     def joint(*args: Any) -> list[torch.Tensor]:
+        """The gradients, and the results behind them."""
         grads, inputs = args[: len(args) - len(own)], list(args[len(args) - len(own) :])
         with torch.enable_grad():
             for i, name in enumerate(own):
@@ -237,15 +239,17 @@ def trace_backward(
                     inputs[i] = inputs[i].detach().requires_grad_()
             results = run(inputs)
         sources = [inputs[own.index(n)] for n in wanted]
-        pairs = [(r, g) for r, g in zip(results, grads, strict=True) if r.requires_grad]
+        floats = [r for r in results if r.dtype.is_floating_point]
+        pairs = [(r, g) for r, g in zip(floats, grads, strict=True) if r.requires_grad]
         if not pairs:  # comparisons, and what is rounded: no gradient gets through
-            return [torch.zeros_like(s) for s in sources]
+            return [*(torch.zeros_like(s) for s in sources), *results]
         found = torch.autograd.grad([r for r, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
-        return [torch.zeros_like(s) if g is None else g for s, g in zip(sources, found, strict=True)]
+        return [*(torch.zeros_like(s) if g is None else g for s, g in zip(sources, found, strict=True)), *results]
 
     own_error = partial(eager.error_of, fn, signature, dtypes, flags, is_differentiated=True)
     with explaining(fn, lines, arguments, own_error), arguments.mode:
-        grads = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in run(arguments.values)]
+        floats = [r for r in run(arguments.values) if r.dtype.is_floating_point]
+        grads = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in floats]
         if not wanted:
             raise TraceError(
                 f"{where(fn)}: no parameter is a floating-point tensor, so it has no gradient; leave out grad=True"
@@ -255,9 +259,14 @@ def trace_backward(
         recorded = make_fx(joint, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
         arguments.n_asked = len(arguments.env.guards)
         tag_lines(recorded, lines)
+        outputs = saved.read_results(recorded, saved.split_results(recorded, len(wanted)), len(grads))
+        arguments.names[len(grads) : len(grads)] = map(saved.name, range(len(outputs)))
+        if taken := next((n for n in own if n in arguments.names[: -len(own)]), None):
+            raise TraceError(f"{where(fn)}: the gradient's op has an argument {taken} of its own; rename the parameter")
+        arguments.values[len(grads) : len(grads)] = outputs
         core, new, _ = to_core(recorded, arguments, ruled)
     shapes.check_written(recorded)
-    specs = {n: _grad_spec(arguments, g) for n, g in zip(arguments.names, grads, strict=False)}
+    specs = {n: _result_spec(arguments, x) for n, x in zip(arguments.names, [*grads, *outputs], strict=False)}
     full = Signature({**specs, **signature.params}, signature.variables)
     checks = tuple(guards.of_sizes(arguments, fn))
     nodes = record(recorded, arguments.names, lines.constant, _combined(ruled), is_backward=True)
@@ -276,13 +285,13 @@ def _dtype_name(spec: TensorSpec, dtypes: Mapping[str, str]) -> str:
     return dtypes.get(spec.dtype, spec.dtype)
 
 
-def _grad_spec(arguments: Arguments, grad: torch.Tensor) -> TensorSpec:
-    """As a declaration would have it, with the dtype that it has here."""
-    sizes = [sympy.sympify(s.node.expr if isinstance(s, torch.SymInt) else s) for s in grad.shape]
+def _result_spec(arguments: Arguments, result: torch.Tensor) -> TensorSpec:
+    """Of a result, or its gradient, as a declaration would have it, with the dtype that it has here."""
+    sizes = [sympy.sympify(s.node.expr if isinstance(s, torch.SymInt) else s) for s in result.shape]
     sizes = [s.xreplace(arguments.symbols).xreplace(guards.equal_sizes(arguments)) for s in sizes]
     leading = bool(sizes) and sizes[0] == ir.LEADING
     declared = [str(s) if s.is_Symbol else int(s) if s.is_Integer else s for s in sizes[leading:]]
-    return TensorSpec(DTYPE_NAMES[grad.dtype], tuple(declared), leading)
+    return TensorSpec(DTYPE_NAMES[result.dtype], tuple(declared), leading)
 
 
 # --- The combine function of a scan ---
