@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "explain": ("tk.cli.explain", "which kernel a call would run, and why"),
     "build": ("tk.cli.build", "compile kernels into packs"),
     "bench": ("tk.cli.bench", "time functions and generated ops, or run the benchmarks of a source tree"),
-    "tune": ("tk.tune", "measure which configs are fastest on this GPU"),
+    "tune": ("tk.tune.command", "measure which configs are fastest on this GPU"),
     "verify": ("tk.cli.verify", "re-hash packs and run every kernel against torch"),
     "demo": ("tk.cli.demo", "a Llama-3-8B layer's projections, and generated ops"),
 }

@@ -26,9 +26,8 @@ _log.set_up()
 
 if _library.is_wanted():
     _library.load()
-    from tk import _addons, _flash, config, parallel
+    from tk import _addons, _flash, config
     from tk.generated import namespace as _namespace
-    from tk.heuristics import tuning as _tuning
     from tk.heuristics.checking import check
     from tk.inspect import coverage, explain, load_pack, packs, preload, supports
     from tk.ops import flex as _flex_ops  # noqa: F401
@@ -41,6 +40,8 @@ if _library.is_wanted():
     from tk.ops.mm_plus_mm import mm_plus_mm
     from tk.ops.scaled_grouped_mm import scaled_grouped_mm
     from tk.ops.scaled_mm import scaled_mm
+    from tk.parallel import registering as _parallel
+    from tk.tune import loading as _tuning
 
     from tk import nn  # isort: skip  # over the ops
 
@@ -51,7 +52,7 @@ if _library.is_wanted():
 
     _addons.load()
     _namespace.install()
-    parallel.install()
+    _parallel.install()
     _flash.install()
     _tuning.load_with_cuda()
 

@@ -18,9 +18,10 @@ from tk import _library, capi, config, errors
 from tk._names import did_you_mean
 from tk._packs import Coverage, CoverageRow, Pack, Packs, coverage, packs
 from tk._table import Records, table
-from tk.heuristics import described, tuning
+from tk.heuristics import described
 from tk.heuristics import problem as here
 from tk.heuristics.problem import AtenCall, Described
+from tk.tune import loading
 
 __all__ = ["Candidates", "Coverage", "CoverageRow", "Explanation", "Pack", "Packs", "Step", "Steps", "Support"]
 __all__ += ["coverage", "explain", "load_pack", "packs", "preload", "supports"]
@@ -196,7 +197,7 @@ def load_pack(path: str | os.PathLike[str]) -> None:
     error = _library.ops().tk_ops_load_pack(os.fsencode(path), status)
     if error is not None:
         raise errors.from_status(status.value, error.decode(errors="replace"))
-    tuning.pack_was_loaded()
+    loading.pack_was_loaded()
 
 
 def preload(ops: str | Iterable[str] | None = None, device: torch.device | int | str | None = None) -> int:

@@ -88,26 +88,24 @@ def test_overrides_by_number_and_by_name(monkeypatch) -> None:  # type: ignore[n
 
 
 def test_the_machines_tuning_is_loaded_when_cuda_is(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    from tk import tune
-    from tk.heuristics import tuning
+    from tk.tune import loading
 
     queued = []
     monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
-    monkeypatch.setattr(tune, "load_user_pins", lambda: loads.append("once") or 1)
+    monkeypatch.setattr(loading, "load_user_pins", lambda: loads.append("once") or 1)
     loads: list[str] = []
-    tuning.load_with_cuda()
+    loading.load_with_cuda()
     assert loads == []
     queued[0]()
     assert loads == ["once"]
 
 
 def test_a_bad_tuning_file_is_reported_and_not_fatal(monkeypatch, caplog) -> None:  # type: ignore[no-untyped-def]
-    from tk import tune
-    from tk.heuristics import tuning
+    from tk.tune import loading
 
     def fail() -> int:
         raise ValueError("tuned.json is not a tuning file")
 
-    monkeypatch.setattr(tune, "load_user_pins", fail)
-    tuning.load()
+    monkeypatch.setattr(loading, "load_user_pins", fail)
+    loading.load()
     assert "tuned.json is not a tuning file" in caplog.text

@@ -19,9 +19,8 @@ import tk.tune
 from tk import capi, cli, codegen, timing
 from tk.aot.expr import Problem, TensorValue, evaluate_locals
 from tk.generated import Declared, inputs, register
-from tk.heuristics import tuning
 from tk.kernels import tuned_tables
-from tk.tune import command, generated, ops, pins
+from tk.tune import command, generated, loading, ops, pins
 from tk.tune.ops import Prepared
 
 from .test_generated_launch import Kernel
@@ -98,7 +97,7 @@ def test_the_choice_reads_what_was_written(
     before = capi.choose(other.problem)
     fastest = list(call.fitting())[-1]
     clock.update(dict.fromkeys(call.fitting(), 20.0) | {fastest: 5.0})
-    monkeypatch.setattr(tk.tune, "user_file", lambda device: tmp_path / "tuned.json")
+    monkeypatch.setattr(pins, "user_file", lambda device: tmp_path / "tuned.json")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     try:
         (path,) = generated.write_user_file([generated.tune(call)])
@@ -208,7 +207,7 @@ def test_names_decide_what_is_tuned() -> None:
 def test_a_pack_that_is_loaded_later_is_tuned_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pins of its ops were left out when CUDA began: then there were none."""
     loads: list[str] = []
-    monkeypatch.setattr(tuning, "load", lambda: loads.append("again"))
+    monkeypatch.setattr(loading, "load", lambda: loads.append("again"))
     monkeypatch.setattr(tk._library, "ops", lambda: SimpleNamespace(tk_ops_load_pack=lambda path, status: None))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     tk.load_pack("a.tkpack")

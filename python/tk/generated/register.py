@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from tk import errors, parallel
+from tk import errors
 from tk._packs import OF_FUNCTIONS
 from tk.generated import autograd, interpret, lists, records
 from tk.generated.autograd import listed, n_returned, returned
@@ -30,6 +30,7 @@ _library = Library("tk", "FRAGMENT")  # keeps what is registered alive
 _lock = threading.RLock()
 _ops: dict[str, GeneratedOp] = {}
 _registered: set[str] = set()
+_followers: list[Callable[[str], None]] = []  # called with the name of each op that is registered
 _unfinished: dict[str, Any] = {}  # packets of ops that are being registered
 
 
@@ -80,13 +81,17 @@ def packet(namespace: Any, name: str, make: Callable[[str], Any]) -> Any:
             _register_op(op)
         finally:
             vars(namespace)[name] = _unfinished.pop(name)
-        parallel.follow(op.name)
+        for follow in _followers:
+            follow(op.name)
         return made
 
 
-def registered() -> list[str]:
-    """The ops that somebody asked for."""
-    return sorted(_registered)
+def each_registered(follow: Callable[[str], None]) -> None:
+    """Calls `follow` with the name of each op that somebody has asked for, and of those that somebody will ask for."""
+    with _lock:
+        _followers.append(follow)
+        for name in sorted(_registered):
+            follow(name)
 
 
 def plain(name: str) -> Callable[..., Any]:

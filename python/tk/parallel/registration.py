@@ -28,8 +28,7 @@ def register_all() -> None:
     for name, record in _register.RECORDS.items():
         overload = _register.overloads(name)[0]
         register_sharding(overload)(partial(_of_dims, overload, record.dims))
-    for name in register.registered():
-        register_generated(name)
+    register.each_registered(register_generated)
 
 
 def register_generated(name: str) -> None:

@@ -15,15 +15,6 @@ likewise.
 Timing happens here and nowhere else: never inside a call.
 """
 
-from typing import Any
-
 from tk.tune.pins import load_user_pins, user_file
 
-__all__ = ["add_parser", "load_user_pins", "user_file"]
-
-
-def add_parser(subparsers: Any) -> None:
-    """As a subcommand of ``tk``."""
-    from tk.tune import command  # what measures is not imported where a GPU is merely used
-
-    command.add_parser(subparsers)
+__all__ = ["load_user_pins", "user_file"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from tk import errors
 from tk.cli._shown import dtype_name
 from tk.generated import register
 from tk.tune import generated, pins, products, timings
-from tk.tune.measure import DTYPES, PRECISIONS, Operands, Result, Task, cover, measure
+from tk.tune.measure import DTYPES, PRECISIONS, Result, Task, cover, measure_all
 from tk.tune.record import record
 
 # Llama-3 8B and 70B, K x N: where tuning starts.
@@ -84,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     print(summary(times, choices))
     kept = [r for r in results if r.task in choices]
     if args.write is None:
-        path = tk.tune.user_file(torch.cuda.current_device())
+        path = pins.user_file(torch.cuda.current_device())
         write_user_file(path, kept, choices, record())
     else:
         path = args.write
@@ -98,30 +96,6 @@ def refuse_products_options(args: argparse.Namespace, why: str, accepted: Sequen
     if given:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ValueError(f"tk tune: {options}: {why}")
-
-
-def measure_all(
-    tasks: Sequence[Any], seconds: float = math.inf, measure_one: Callable[[Any], Result] | None = None
-) -> list[Result]:
-    """One after the other, printed as they come. What fails (no memory, no variant) costs no other; what does not begin
-    within `seconds` is left out, and said. measure_one: of what is no Task."""
-    measure_one = measure_one or partial(measure, operands=Operands())
-    results = []
-    end = time.monotonic() + seconds
-    for i, task in enumerate(tasks):
-        if time.monotonic() > end:
-            print(f"out of time: {len(tasks) - i} of {len(tasks)} products not measured", flush=True)
-            break
-        try:
-            results.append(measure_one(task))
-        except (RuntimeError, ValueError) as e:
-            print(f"{task}: {type(e).__name__}: {e}", flush=True)
-            continue
-        best = "  ".join(f"{m.config} {m.us:.2f} us" for m in results[-1].measured[:3])
-        print(f"{task!s:36} {best}", flush=True)
-        for config, error in results[-1].failures.items():
-            print(f"  FAILED {config}: {error}", flush=True)
-    return results
 
 
 def write_user_file(

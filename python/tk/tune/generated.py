@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-import tk.tune
 from tk import _cache, _packs, capi, errors, timing
 from tk._table import table
 from tk.generated import inputs, register
@@ -146,7 +145,7 @@ def report(tuned: Sequence[Tuned]) -> str:
 
 def write_user_file(tuned: Sequence[Tuned]) -> list[Path]:
     """Pins of the calls measured, beside what the user's file holds of others; the files written."""
-    path = tk.tune.user_file(torch.cuda.current_device())
+    path = pins.user_file(torch.cuda.current_device())
     entries = [pins.entry_of(t.problem, t.found.config, t.us) for t in tuned]
     pins.write(path, entries, record(tuned[0].problem))
     return [path]

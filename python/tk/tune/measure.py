@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,6 +130,30 @@ def measure(task: Task, operands: Operands) -> Result:
         return product(a, b, out, precision, config, task.mode)
 
     return time_configs(Result(task, described.problem), sets, call, torch.mm(sets[0][0], sets[0][1]))
+
+
+def measure_all(
+    tasks: Sequence[Any], seconds: float = math.inf, measure_one: Callable[[Any], Result] | None = None
+) -> list[Result]:
+    """One after the other, printed as they come. What fails (no memory, no variant) costs no other; what does not begin
+    within `seconds` is left out, and said. measure_one: of what is no Task."""
+    measure_one = measure_one or partial(measure, operands=Operands())
+    results = []
+    end = time.monotonic() + seconds
+    for i, task in enumerate(tasks):
+        if time.monotonic() > end:
+            print(f"out of time: {len(tasks) - i} of {len(tasks)} products not measured", flush=True)
+            break
+        try:
+            results.append(measure_one(task))
+        except (RuntimeError, ValueError) as e:
+            print(f"{task}: {type(e).__name__}: {e}", flush=True)
+            continue
+        best = "  ".join(f"{m.config} {m.us:.2f} us" for m in results[-1].measured[:3])
+        print(f"{task!s:36} {best}", flush=True)
+        for config, error in results[-1].failures.items():
+            print(f"  FAILED {config}: {error}", flush=True)
+    return results
 
 
 def time_configs(

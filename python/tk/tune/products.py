@@ -19,12 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import tk.tune
 from tk import errors, timing
 from tk.heuristics.problem import describe
 from tk.ops._register import RECORDS, Tuning
 from tk.tune import pins, timings
-from tk.tune.measure import Result, time_configs
+from tk.tune.measure import Result, measure_all, time_configs
 from tk.tune.record import record
 
 DEVICE = "cuda"
@@ -152,8 +151,6 @@ def is_meant(what: Sequence[str]) -> bool:
 
 def run(args: argparse.Namespace) -> int:
     """The exit status: 1 when a problem or a config failed. Raises ValueError for what is no size of each op."""
-    from tk.tune.command import measure_all
-
     ops, sizes = ([text for text in args.what if (text in OPS) == is_op] for is_op in (True, False))
     tasks = {op: [d for text in sizes for d in given(op, text)] for op in ops}
     if args.dtype != ["bf16"]:
@@ -192,6 +189,6 @@ def write(folder: Path | None, op: str, results: Sequence[Result]) -> Path:
         path = folder / f"{op}_timings.json"
         timings.write(path, results, made)
         return path
-    path = tk.tune.user_file(torch.cuda.current_device())
+    path = pins.user_file(torch.cuda.current_device())
     pins.write(path, [pins.entry_of(r.problem, r.measured[0].config, r.measured[0].us) for r in results], made)
     return path

@@ -28,7 +28,6 @@ from typing import Any
 import sympy
 import torch
 
-import tk
 from tk.codegen.errors import SideEffect, TraceError
 
 _CONTAINERS = (list, dict, set, bytearray)
@@ -129,7 +128,8 @@ _CALLS: Sequence[tuple[Any, tuple[str, ...], str]] = (
         _TIME,
     ),
 )
-_NOT_THE_USERS = tuple(str(Path(m.__file__).parent) + os.sep for m in (torch, sympy, tk) if m.__file__)
+_FOLDERS = (*(Path(m.__file__).parent for m in (torch, sympy) if m.__file__), Path(__file__).parents[2])
+_NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
 
 
 @contextmanager

@@ -30,11 +30,6 @@ from torch import Tensor
 from tk.flex.tracing import states, watched
 from tk.flex.tracing.record import Refused, is_number, number_of
 
-# Packages whose modules, functions and classes are taken as they are.
-_TRUSTED = frozenset({
-    "torch", "math", "operator", "_operator", "functools", "_functools", "itertools", "numpy", "builtins", "typing",
-    "cmath",
-})  # fmt: skip
 _CONSTANTS = (
     bool, type(None), str, bytes, complex, type(Ellipsis), type(NotImplemented), range, torch.dtype, torch.device,
     torch.memory_format, torch.layout,
@@ -132,7 +127,7 @@ class Reads:
             return watched.Cached(self, value, variable, name)
         if isinstance(value, _BOUND) and not isinstance(value.__self__, types.ModuleType | type | None):
             return self._bound(value, read, name)
-        if isinstance(value, type) and not _is_trusted_name(value.__module__):
+        if isinstance(value, type) and not watched.is_trusted_name(value.__module__):
             variable = self._check(read, f"is {self._constant(value)}")
             return self._keep(value, variable, watched.Watched(self, value, variable, name))
         if isinstance(value, type) or (callable(value) and _is_trusted(value)):
@@ -210,7 +205,7 @@ class Reads:
         self.require(f"{variable} is {self._constant(value)}")
         if value.__name__ == "random":
             self.refuse(f"uses {name}, which draws random numbers; capture them")
-        if _is_trusted_name(value.__name__):
+        if watched.is_trusted_name(value.__name__):
             return states.module(self, value, variable, name)
         return self._keep(value, variable, watched.Watched(self, value, variable, name))
 
@@ -485,7 +480,7 @@ def _is_trusted(value: Any) -> bool:
         module = value.__globals__.get("__name__")
     else:
         module = getattr(value, "__module__", None) or getattr(type(value), "__module__", "")
-    return isinstance(module, str) and _is_trusted_name(module)
+    return isinstance(module, str) and watched.is_trusted_name(module)
 
 
 def _captures(value: Any) -> bool:
@@ -494,10 +489,6 @@ def _captures(value: Any) -> bool:
         return False
     inner = inspect.unwrap(value)
     return inner is value or not _is_trusted(inner)
-
-
-def _is_trusted_name(module: str) -> bool:
-    return module.partition(".")[0] in _TRUSTED
 
 
 @functools.lru_cache(maxsize=4096)

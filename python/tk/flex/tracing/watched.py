@@ -18,9 +18,18 @@ from torch import Tensor
 if TYPE_CHECKING:
     from tk.flex.tracing.reads import Reads
 
+# Packages whose modules, functions and classes are taken as they are.
+_TRUSTED = frozenset({
+    "torch", "math", "operator", "_operator", "functools", "_functools", "itertools", "numpy", "builtins", "typing",
+    "cmath",
+})  # fmt: skip
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
 _MISSING = object()
+
+
+def is_trusted_name(module: str) -> bool:
+    return module.partition(".")[0] in _TRUSTED
 
 
 def _held(x: Any) -> tuple[Reads, Any, str, str]:
@@ -306,9 +315,7 @@ _NOT_COPIED = (
 
 def _shadow(reads: Reads, value: type, variable: str) -> type:
     """A class whose functions and attributes are stand-ins."""
-    from tk.flex.tracing.reads import _is_trusted_name
-
-    if _is_trusted_name(value.__module__):
+    if is_trusted_name(value.__module__):
         return value
     if id(value) in reads.shadows:
         return reads.shadows[id(value)]

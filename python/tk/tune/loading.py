@@ -7,6 +7,7 @@ import logging
 import torch
 
 from tk import errors
+from tk.tune.pins import load_user_pins
 
 _log = logging.getLogger("tk")
 
@@ -25,10 +26,8 @@ def pack_was_loaded() -> None:
 
 def load() -> None:
     """Pins every problem that the user's tuning files hold. A file that cannot be used is reported, not fatal."""
-    from tk import tune
-
     try:
-        count = tune.load_user_pins()
+        count = load_user_pins()
     except (OSError, ValueError, errors.Error) as error:  # a bad cache file must not keep a program from running
         _log.warning("the machine's own tuning is not used: %s", error)
     else:
