@@ -127,7 +127,7 @@ class Inside(TorchDispatchMode):
             if (call := aten_call(func)) and self.is_on_gpu(tree_leaves((args, kwargs, out))) and not self._fills(func):
                 self.take(call)
             return out
-        if not self.is_on_gpu(tree_leaves((args, kwargs))):
+        if types or not self.is_on_gpu(tree_leaves((args, kwargs))):  # a DTensor calls the op with its own part
             return func(*args, **kwargs)
         outer, self._op = self._op, func.overloadpacket.__name__
         try:
