@@ -106,6 +106,9 @@ class OpRecord:
         context = Context(bare, {}, {})
         for p in (p for g in self.graphs for p in g.parts):
             cut, reduced, kept = (context.expr(e) for e in (p.cut, p.reduced, p.kept))
+            if p.interleaved:
+                found |= _interleaved(p, cut, kept)
+                continue
             if p.are_rows:
                 wanted = minimum(4 * device.sm_count // maximum(kept, 1), ceil_div(reduced, 8192))
                 # As strides have it they are columns, in blocks of 32; more parts take longer to be put together.
@@ -213,6 +216,15 @@ class OpRecord:
             extra_outputs=0,
             grads=[params.index(n) for n in grads],
         )
+
+
+def _interleaved(p: Parts, cut: Expr, kept: Expr) -> dict[str, Expr]:
+    """A multiple of 16 parts, whose columns together are whole vectors whatever a row has. As many as give the GPU four
+    programs a multiprocessor in blocks of 32 columns, each of which has a few blocks of rows; and no more than the last
+    launch, of few programs where there are few columns, puts together in a few blocks."""
+    wanted = minimum(minimum(128 * device.sm_count // maximum(kept, 1), cut // 128), 2048)
+    count = maximum(wanted // VECTOR, 1) * VECTOR
+    return {p.name: count, p.chunk.name: ceil_div(cut, count)}
 
 
 def _of_part(p: Parts, cut: Expr, reduced: Expr, count: Expr) -> Expr:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import sympy
 
 from tk.codegen import index as ix
+from tk.codegen.interleaved import Steps, steps_of
 from tk.codegen.ir import Axis, Kernel, Value, values_in
 
 
@@ -158,10 +159,17 @@ def choose_tile(kernel: Kernel, layout: Layout) -> Tile:
         return Tile(tuple(a for a in kernel.kept if a not in q), q)
     if kernel.walk:
         return Tile(kernel.kept, kernel.reduced, (kernel.walk,), "q", True)
+    if interleaved(kernel, layout):
+        return Tile(kernel.reduced, kernel.kept, (), "p")
     if not kernel.kept or _is_inner(kernel) or any(v.op == "sort" for v in kernel.values):
         return Tile(kernel.kept, kernel.reduced, (), "q")
     q = _suffix(kernel, kernel.kept, layout)
     return Tile(kernel.reduced, q, tuple(a for a in kernel.kept if a not in q), "p")
+
+
+def interleaved(kernel: Kernel, layout: Layout) -> Steps | None:
+    """The steps of a program that has columns of interleaved parts: all that is kept runs together along q."""
+    return steps_of(kernel) if layout.aligned and not layout.pitched else None
 
 
 def _suffix(kernel: Kernel, axes: tuple[Axis, ...], layout: Layout) -> tuple[Axis, ...]:

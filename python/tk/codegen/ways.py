@@ -7,12 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from tk.codegen import along, ir, passes
+from tk.codegen.interleaved import steps_of
 from tk.codegen.lowering.lower import lower
 from tk.codegen.lowering.rules.scatter import NotDeterministic
 from tk.codegen.lowering.split import Parts, Splitter
 from tk.codegen.lowering.walk import Walk, Walker
 from tk.codegen.scheduling.settings import SHORT_ROWS
-from tk.codegen.tile import COLUMNS, GATHERED, Layout
+from tk.codegen.tile import ALIGNED, COLUMNS, GATHERED, Layout
 from tk.codegen.tracing.trace import Trace
 
 Kernels = tuple[ir.Kernel, ...]
@@ -102,6 +103,27 @@ def _long(making: _Making) -> Kernels:
     return _shared(made, making.by_way["whole"]) if splitter.parts else ()
 
 
+def _interleaved(making: _Making, rows: bool = False) -> Kernels:
+    """With columns split into interleaved parts, where no launch reads anything but in such parts. rows: with rows,
+    which then lie as columns do."""
+    name = "long_interleaved" if rows else "interleaved"
+    splitter = Splitter(f"{name}{making.suffix}", rows, interleaved=True)
+    made = passes.run_all(lower(making.trace, f"{making.name}_{name}", splitter))
+    is_interleaved = splitter.parts and not splitter.has_runs
+    if not is_interleaved or not all(steps_of(k) or _is_of_scratch(k) for k in made):
+        return ()
+    making.parts += splitter.parts
+    return made
+
+
+def _long_interleaved(making: _Making) -> Kernels:
+    return _interleaved(making, rows=True)
+
+
+def _is_of_scratch(kernel: ir.Kernel) -> bool:
+    return all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
+
+
 def _walked(making: _Making) -> Kernels:
     """With sums over rows in the launch that has the rows."""
     whole = making.by_way["whole"]
@@ -179,6 +201,11 @@ def _kind_of_long(graph: Graph, kind: str, of_whole: str, layout: Layout) -> str
     return None if layout not in (GATHERED, COLUMNS) else "parts" if kind == "inner" else kind
 
 
+def _kind_of_interleaved(graph: Graph, kind: str, of_whole: str, layout: Layout) -> str | None:
+    """In the layout with vectors, which is what it is for."""
+    return kind if layout is ALIGNED else None
+
+
 @dataclass(frozen=True)
 class Way:
     """name: the prefix of a config's name, but for the first. lower: to kernels, none where it is no way for the graph.
@@ -203,6 +230,10 @@ WAYS: Mapping[str, Way] = {
         Way("whole", _whole, _kind_of_whole),
         Way("split", _split, _kind_of_split),
         Way("long", _long, _kind_of_long, is_batch_invariant=False, costs=20, has_one_setting=True),
+        Way("interleaved", _interleaved, _kind_of_interleaved, has_one_setting=True),
+        Way(
+            "long_interleaved", _long_interleaved, _kind_of_interleaved, is_batch_invariant=False, has_one_setting=True
+        ),
         Way("walk", _walked, most_spilled=MOST_SPILLED_WALKING),
         Way("deterministic", _deterministic, has_one_setting=True),
         Way("rounded", _rounded, least_arch=90),

@@ -25,13 +25,15 @@ IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True, "xor": 0}
 @dataclass(frozen=True)
 class Parts:
     """A number of parts, and how much of what is cut one of them has: locals of the op. cut: the size that is; reduced
-    and kept: elements. are_rows: what is reduced lies beside each other."""
+    and kept: elements. are_rows: what is reduced lies beside each other. interleaved: of n parts each has every n-th
+    place of what is cut; else its places are neighbours."""
 
     name: str
     cut: sympy.Expr
     reduced: sympy.Expr
     kept: sympy.Expr
     are_rows: bool = False
+    interleaved: bool = False
 
     @property
     def symbol(self) -> sympy.Symbol:
@@ -41,15 +43,20 @@ class Parts:
     def chunk(self) -> sympy.Symbol:
         return sympy.Symbol(f"of_{self.name}", integer=True, positive=True)
 
+    def place(self, part: sympy.Expr, within: sympy.Expr) -> sympy.Expr:
+        """Along what is cut."""
+        return within * self.symbol + part if self.interleaved else part * self.chunk + within
+
 
 @dataclass
 class Splitter:
     """Replaces a graph's reductions by split ones, and its sorts by sorted runs that are merged. parts: those that were
-    needed, in order. rows: rows are split, instead of all else. has_runs: whether there is anything to sort. sorts:
-    how, where not in runs (rules/sorts.py)."""
+    needed, in order. rows: rows are split, instead of all else. interleaved: so are the parts. has_runs: whether there
+    is anything to sort. sorts: how, where not in runs (rules/sorts.py)."""
 
     prefix: str = "parts"
     rows: bool = False
+    interleaved: bool = False
     sorts: str = "runs"
     parts: list[Parts] = field(default_factory=list)
     has_runs: bool = False
@@ -68,9 +75,8 @@ class Splitter:
         if len(axes) != 2:
             return False
         part, within = axes
-        is_place = ix.same(place, part.symbol * within.size + within.symbol)
-        return is_place and any((p.symbol, p.chunk) == (part.size, within.size) and ix.same(p.cut, size)
-                                for p in self.parts)  # fmt: skip
+        return any((p.symbol, p.chunk) == (part.size, within.size) and ix.same(p.cut, size)
+                   and ix.same(p.place(part.symbol, within.symbol), place) for p in self.parts)  # fmt: skip
 
     def _split(self, node: Reduction) -> Lazy:
         if node.kind in ("mean", "m2"):
@@ -79,14 +85,13 @@ class Splitter:
         wide = [d for d in node.dims if node.operand.shape[d] != 1]
         cut = wide[-1] if self.rows else wide[0]
         parts = self._parts(node, node.operand.shape[cut])
-        chunk = parts.chunk
-        pieces, dims = self._pieces(node, cut, parts, chunk), [d + 1 for d in node.dims]
+        pieces, dims = self._pieces(node, cut, parts), [d + 1 for d in node.dims]
         if node.kind in PLACES:
-            return self._place(node, pieces, dims, chunk)
+            return self._place(node, pieces, dims, parts)
         partial = self._keep(reduction(node.kind, pieces, dims, node.dtype))
         return self._keep(reduction(node.kind, partial, [0], node.dtype))
 
-    def _place(self, node: Reduction, pieces: Lazy, dims: Sequence[int], chunk: sympy.Expr) -> Lazy:
+    def _place(self, node: Reduction, pieces: Lazy, dims: Sequence[int], parts: Parts) -> Lazy:
         """Where the extreme is: of each part the extreme and its place, then the first part that has it. What lies
         past the end comes after all that is as small."""
         extremes = self._keep(reduction(node.kind.removeprefix("arg"), pieces, dims, pieces.dtype))
@@ -96,7 +101,7 @@ class Splitter:
         def read(e: Emitter, index: Index) -> int:
             part = e.read(first, index)
             place = e.read(places, (value_symbol(part), *index))
-            return e.op("add", node.dtype, e.op("mul", node.dtype, part, e.index(chunk)), place)
+            return e.op("add", node.dtype, e.op("mul", node.dtype, part, e.index(parts.chunk)), place)
 
         return Lazy(node.shape, node.dtype, read)
 
@@ -107,7 +112,7 @@ class Splitter:
 
     def _parts(self, node: Reduction, cut: sympy.Expr) -> Parts:
         reduced, kept = ix.product(node.sizes), ix.product(node.shape)
-        wanted = Parts(f"{self.prefix}{len(self.parts)}", cut, reduced, kept, self.rows)
+        wanted = Parts(f"{self.prefix}{len(self.parts)}", cut, reduced, kept, self.rows, self.interleaved)
         for p in self.parts:
             if replace(wanted, name=p.name) == p:
                 return p
@@ -116,22 +121,27 @@ class Splitter:
 
     def _is_splittable(self, node: Reduction) -> bool:
         """Rows, or else columns and everything. What another reduction has left is little already, and a place in
-        several dimensions is none along the one that is cut."""
+        several dimensions is none along the one that is cut. Interleaved parts lie beside each other where a single
+        dimension is reduced and others are kept; the first part that has an extreme need not have it first."""
         assert node.operand is not None
         if isinstance(node.operand, Reduction) or not node.sizes or (node.kind in PLACES and len(node.sizes) > 1):
             return False
         wide = [d for d, s in enumerate(node.operand.shape) if s != 1]
         are_rows = wide[-1] in node.dims and not all(d in node.dims for d in wide)
+        if self.interleaved:
+            reduced = [d for d in wide if d in node.dims]
+            if node.kind in PLACES or len(wide) < 2 or reduced != (wide[-1:] if self.rows else wide[:1]):
+                return False
         return are_rows == self.rows
 
-    def _pieces(self, node: Reduction, cut: int, parts: Parts, chunk: sympy.Expr) -> Lazy:
+    def _pieces(self, node: Reduction, cut: int, parts: Parts) -> Lazy:
         """The operand as [parts, …, chunk, …]; past the end the value that changes nothing."""
         operand = node.operand
         assert operand is not None
-        shape = (parts.symbol, *operand.shape[:cut], chunk, *operand.shape[cut + 1 :])
+        shape = (parts.symbol, *operand.shape[:cut], parts.chunk, *operand.shape[cut + 1 :])
 
         def read(e: Emitter, index: Index) -> int:
-            row = index[0] * chunk + index[cut + 1]
+            row = parts.place(index[0], index[cut + 1])
             own = (*index[1 : cut + 1], row, *index[cut + 2 :])
             inside = e.op("lt", "i1", e.index(row), e.index(operand.shape[cut]))
             with e.where(inside):

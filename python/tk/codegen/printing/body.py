@@ -17,6 +17,7 @@ from tk.aot.spec import ITEMSIZE
 from tk.codegen import along
 from tk.codegen import index as ix
 from tk.codegen.errors import IRError
+from tk.codegen.interleaved import Steps
 from tk.codegen.ir import ACCESSES, ATOMIC, COMPARE, FLOATS, ROUNDED_SUMS, Axis, Kernel, Value, values_in
 from tk.codegen.pieces import Piece
 from tk.codegen.printing import bounds, debug
@@ -62,8 +63,8 @@ class Form:
     rows_meet: a thread has the same columns of all of them. by_thread: it has the whole rows. rereads, ahead, vectors:
     see Setting. multiple: a row has a multiple of so many elements. realigned: elements of the vectors in which
     realigned rows are read; 0: they are not. row_start: where such a row begins. piece: a row is a part of everything.
-    read_later: buffers that another launch reads after it. first: the parameter that is the first program's number,
-    where a launch has others before it."""
+    steps: columns are those of interleaved parts. read_later: buffers that another launch reads after it. first: the
+    parameter that is the first program's number, where a launch has others before it."""
 
     looped: bool = False
     spread: bool = False
@@ -79,6 +80,7 @@ class Form:
     realigned: int = 0
     row_start: str = ""
     piece: Piece | None = None
+    steps: Steps | None = None
     read_later: frozenset[str] = frozenset()
     by_thread: bool = False
     first: str = ""
@@ -278,7 +280,8 @@ class Body:
 
     def _needs_axes(self, names: set[str]) -> bool:
         for v in self.kernel.values:
-            if v.op == "index" and v.axes & names:
+            is_printed = self.form.steps is None or v.number != self.form.steps.place
+            if v.op == "index" and v.axes & names and is_printed:
                 return True
             if v.op == "random" and any(s.name in names for s in self._random_place(v)[1].free_symbols):
                 return True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tk.aot.spec import ITEMSIZE
+from tk.codegen.interleaved import Steps
 from tk.codegen.ir import PLACES, Kernel, Value, values_in
 from tk.codegen.pieces import Piece
 from tk.codegen.printing.accumulators import Accumulator, Online, Plain, Position, Welford
@@ -133,10 +134,12 @@ class LoopPrinter:
         for a in accumulators:
             a.start()
         self.scans.start_loop([v for v in inside if v.op == "scan"])
-        if body.form.piece is None:
-            self._blocks(n, inside, accumulators)
-        else:
+        if body.form.piece is not None:
             self._piece(body.form.piece, inside, accumulators)
+        elif body.form.steps is not None:
+            self._steps(body.form.steps, inside, accumulators)
+        else:
+            self._blocks(n, inside, accumulators)
         for a in accumulators:
             a.finish()
 
@@ -181,6 +184,21 @@ class LoopPrinter:
             out(f"q = edge * last + {body.offsets('q')}")
             out("q_mask = (q >= begin) & (q < end)")
             block()
+
+    def _steps(self, steps: Steps, inside: Sequence[Value], accumulators: Sequence[Accumulator]) -> None:
+        """The steps that all parts have, and the one behind them that only the first have: see interleaved.py."""
+        body, out = self.body, self.body.out
+        whole, left = body.count("whole", steps.whole), body.count("left", steps.left)
+        for begin, end, guard in (("0", whole, "p_mask"), (whole, "p_size", f"p_mask & (q < {left})")):
+            with out.block(f"for start in range({begin}, {end}, BLOCK_P):"):
+                out(f"p = start + {body.offsets('p')}")
+                out(f"p_mask = p < {end}")
+                out(f"v{steps.guard} = {guard}")
+                for v in inside:
+                    if v.number not in (steps.guard, steps.place):
+                        body.value(v)
+                for a in accumulators:
+                    a.step()
 
     def _shift(self, piece: Piece) -> None:
         """Of the first element behind 16 bytes, and where a program's part begins."""

@@ -12,7 +12,7 @@ from tk.aot.spec import ITEMSIZE, Arg, Constraint, Int, require
 from tk.codegen import index as ix
 from tk.codegen import ir
 from tk.codegen.scheduling.context import Context
-from tk.codegen.tile import Access, Layout, Tile, coefficients
+from tk.codegen.tile import Access, Layout, Tile, coefficients, interleaved
 
 
 @dataclass
@@ -103,13 +103,13 @@ class Addresses:
         of_p = [a for a in self.tile.p if of[a.name]]
         p = self._merge(buffer, self.tile.p, steps) if of_p and not self.layout.pitched else None
         q = self._merge(buffer, self.tile.q, steps) if any(of[a.name] for a in self.tile.q) else None
-        last = len(v.index) - 1
-        is_unit = self.layout.dense and q is not None and of[self.tile.q[-1].name] == {last: sympy.Integer(1)}
-        if is_unit:
+        unit = self._unit(v, of) if q is not None else None
+        is_unit = unit is not None
+        if unit is not None:
             assert q is not None
             is_dense = (q == 1) | (self.extent(self.tile.q) == 1)
-            if not ix.same(buffer.sizes[last], self.tile.q[-1].size):  # of the rows only the first element may be there
-                is_dense = is_dense | (self.context.expr(buffer.sizes[last]) == 1)
+            if not ix.same(buffer.sizes[unit], self.tile.q[-1].size):  # of the rows only the first element may be there
+                is_dense = is_dense | (self.context.expr(buffer.sizes[unit]) == 1)
             self.require(is_dense, f"{buffer.name} without gaps along its rows")
             self.unit.add(buffer.name)
             if p is not None or not self.tile.p:
@@ -132,6 +132,13 @@ class Addresses:
         is_along_p = self.layout.across and self._is_new_along(v, self.tile.p, of)
         return Access(False, parts, self._by_axes(buffer, of_p, steps, vector, is_along_p),
                       frozenset(a.name for a in of_p), q_step)  # fmt: skip
+
+    def _unit(self, v: ir.Value, of: Mapping[str, Mapping[int, sympy.Expr]]) -> int | None:
+        """The dimension along which a dense layout takes memory to run: the last, if q does. Of interleaved parts it is
+        whichever q ends with, for rows lie as columns do."""
+        last, along = len(v.index) - 1, of[self.tile.q[-1].name]
+        ends = next(iter(along), last) if interleaved(self.kernel, self.layout) else last
+        return ends if self.layout.dense and along == {ends: sympy.Integer(1)} else None
 
     def _by_axes(self, buffer: ir.Buffer, axes: Sequence[ir.Axis], steps: Mapping[str, Expr], vector: int,
                  is_unit: bool) -> str:  # fmt: skip

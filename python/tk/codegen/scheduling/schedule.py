@@ -27,9 +27,10 @@ from tk.codegen.scheduling.addresses import Addresses, per_16_bytes
 from tk.codegen.scheduling.context import half
 from tk.codegen.scheduling.cost import Cost
 from tk.codegen.scheduling.settings import Setting
-from tk.codegen.tile import Access
+from tk.codegen.tile import Access, interleaved
 
 MOST_ADDITIONS = 2  # a place, in 16 bits: of more the sums are in fp32
+WIDE = 64  # elements of rows that blocks of columns fill by themselves
 MAX_INT32 = 2**31 - 2**17  # a block's last index may lie past the last element
 
 
@@ -149,6 +150,10 @@ class Scheduled(Addresses):
         p_size, q_size = self.sizes["p"], self.sizes["q"]
         if setting.realigned:
             self.require(q_size > 0 if self.row else False, "something to read in rows")
+        if interleaved(self.kernel, self.layout):
+            width, vector = self.extent(self.tile.q[1:]), max(map(per_16_bytes, self.kernel.buffers))
+            is_better = (width % vector != 0) | (width < WIDE)
+            self.require(is_better, f"rows that are no whole vectors, or of fewer than {WIDE} elements")
         if self.layout.aligned and not self.unit:
             self.require(False, "something to read in rows")
         if self.layout.merged:
@@ -210,6 +215,7 @@ class Scheduled(Addresses):
             realigned=self.realigned,
             row_start=self.row[0] if self.row else "",
             piece=piece,
+            steps=interleaved(self.kernel, self.layout) if self.is_looped(setting) else None,
             read_later=self.context.read_after[self.kernel.name] if piece else frozenset(),
             by_thread=setting.is_by_thread(self.tile, self.layout),
             first=combo.FIRST if is_behind else "",
