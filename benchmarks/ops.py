@@ -62,7 +62,7 @@ def judge(op: GeneratedOp, args: Sequence[Any], results: Sequence[Tensor]) -> Ve
             ours, theirs, reference = _in_factors(ours, theirs, reference)
             room = accuracy.FP32_ROUNDING
         else:
-            room = slack(call, reference, others) + _rounded_additions(call, theirs.dtype, reference)
+            room = slack(call, reference, others) + _rounded_additions(call, i, theirs.dtype)
         verdict = accuracy.judge(*_comparable(ours, theirs, reference), room)
         if not verdict.ok:
             raise WrongResult(f"output {i}: {verdict}")
@@ -112,13 +112,19 @@ def slack(call: Call, reference: Tensor, noisy: Sequence[Tensor]) -> float:
     return steps * (noise + accuracy.FP32_ROUNDING * _rms(reference))
 
 
-def _rounded_additions(call: Call, dtype: torch.dtype, reference: Tensor) -> float:
-    """Sums of 16 bits at indices, in any order, each of whose additions is rounded as in ATen: one rounding of the
-    largest, where ATen's order may have done without."""
+def _rounded_additions(call: Call, i: int, dtype: torch.dtype) -> float:
+    """Sums of 16 bits at indices, in any order, each of whose additions is rounded as in ATen: one rounding of what a
+    place's terms add up to without their signs, where ATen's order may have done with less."""
     if call.op.name not in IN_ANY_ORDER or dtype not in (torch.bfloat16, torch.float16):
         return 0.0
-    finite = reference[is_finite(reference)]
-    return torch.finfo(dtype).eps * float(finite.abs().max()) / 16 if finite.numel() else 0.0  # of a mean: Verdict.ok
+    sizes = {name: _size(interpret.wide(x)) for name, x in interpret.seen(call).items()}
+    most = interpret.aten(call, exact=True, arguments=sizes)[i]
+    finite = most[is_finite(most)]
+    return torch.finfo(dtype).eps * float(finite.max()) / 16 if finite.numel() else 0.0  # of a mean: Verdict.ok
+
+
+def _size(x: Any) -> Any:
+    return x.abs() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def _summed(call: Call, output: Tensor) -> float:

@@ -369,12 +369,6 @@ def run_all(op: Generated, *args: Any, only: str | None = None) -> Iterator[tupl
                 yield name, found
 
 
-def of_backward(grads: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By the names of a backward's arguments: the gradients of the floating-point results, and all results."""
-    named = {f"grad_{i}": g for i, g in enumerate(grads)}
-    return named | {f"result_{i}": r.detach() for i, r in enumerate(results)}
-
-
 def variants(op: Generated, *args: Any) -> list[str]:
     """The names of all that may run."""
     call = Call.of(op, args)

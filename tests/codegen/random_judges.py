@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import host
+import backwards
 from random_functions import Call, Function
 from torch import Tensor
 
@@ -85,7 +85,7 @@ def some_variants(op: Generated, graph: Graph, random: Random) -> list[Variant]:
 def arguments_of_backward(op: Generated, named: Mapping[str, Any], grads: Sequence[Tensor],
                           results: Sequence[Tensor]) -> dict[str, Any]:  # fmt: skip
     assert op.backward is not None
-    known = {**named, **host.of_backward(grads, results)}
+    known = {**named, **backwards.arguments(grads, results)}
     return {n: known[n] for n in op.backward.signature.params}
 
 

@@ -109,7 +109,7 @@ def target(n: int) -> TensorValue:
 @pytest.mark.parametrize("op", [losses.cross_entropy_sum, losses.cross_entropy_mean], ids=lambda op: op.name)
 def test_a_reduced_loss_has_blocks_of_short_rows(op: Declared) -> None:
     found = chosen(generated(op), [dense((8192, 1024), "bf16"), target(8192), dense((), "bf16")], [-100])
-    assert (found.layout, found.config) == ("aligned", "split_2x1024_w4")
+    assert found.config in ("split_2x1024_w4", "split_4x4x256_w4_vectors")
 
 
 @pytest.mark.parametrize("op", [losses.cross_entropy_sum, losses.cross_entropy_mean], ids=lambda op: op.name)

@@ -35,8 +35,9 @@ def kinds(kernels: tuple[Kernel, ...]) -> list[str]:
 def test_the_backward_of_a_norm_reads_everything_once(declared: Declared) -> None:
     graph = generated(declared, grad=True).graphs[0]
     assert kinds(graph.kernels_of("walk")) == ["walk", "outer"]
-    assert reads(graph.kernels_of("walk"), "x") == reads(graph.kernels_of("walk"), "grad_0") == 1
-    assert reads(graph.kernels, "x") == 2, "without walking it is read again for the weight"
+    x = "result_1" if declared.name.startswith("add_") else "x"
+    assert reads(graph.kernels_of("walk"), x) == reads(graph.kernels_of("walk"), "grad_0") == 1
+    assert reads(graph.kernels, x) == 2, "without walking it is read again for the weight"
     assert graph.walk is not None
     (axis,) = [a for a in graph.kernels_of("walk")[0].axes if a.walk]
     assert axis.size == graph.walk.symbol
@@ -87,7 +88,7 @@ def test_main_is_the_launch_that_reads_the_rows(declared: Declared) -> None:
     ("declared", "grad", "count"),
     [
         (softmax.softmax, False, 2),
-        (softmax.softmax, True, 3),
+        (softmax.softmax, True, 2),
         (softmax.logsumexp, False, 1),
         (norms.rms_norm, False, 2),
         (reductions.row_sum, False, 1),

@@ -281,11 +281,6 @@ def _dimensions_read(kernel: ir.Kernel) -> int:
                 if not any(map(ir.values_in, index))), default=0)  # fmt: skip
 
 
-def _is_of_parts(kernel: ir.Kernel) -> bool:
-    """Whether all that it reads is what other launches have left."""
-    return all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
-
-
 def _puts_into_scratch(kernel: ir.Kernel) -> bool:
     """Along a single axis, as what finds which element stays of several."""
     return len(kernel.axes) == 1 and any(
@@ -326,7 +321,7 @@ def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout
             layout = STRIDED
         elif not any(b.leading for b in opened.buffers):  # "..." keeps its three strides
             layout = ALIGNED if layout.dense else GATHERED
-    if not layout.aligned or not (_is_of_parts(kernel) or _puts_into_scratch(kernel)):
+    if not layout.aligned or not (kernel.is_of_scratch or _puts_into_scratch(kernel)):
         return layout
     tile, of_main = (laid_out(k, layout)[1] for k in (kernel, main))
     is_as_long = ix.same(*(ix.product([a.size for a in t.q]) for t in (tile, of_main)))

@@ -215,6 +215,11 @@ class Kernel:
     def accesses(self) -> Iterator[Value]:
         return (v for v in self.values if v.op in ACCESSES)
 
+    @property
+    def is_of_scratch(self) -> bool:
+        """Whether all that it reads is what other launches have left."""
+        return all(self.buffer(v.buffer).kind == "scratch" for v in self.accesses if v.op == "load")
+
     @cached_property
     def opened(self) -> Kernel:
         """The same with an axis for each of the three dimensions of "...", which then need not run together. The kernel

@@ -110,7 +110,7 @@ def _interleaved(making: _Making, rows: bool = False) -> Kernels:
     splitter = Splitter(f"{name}{making.suffix}", rows, interleaved=True)
     made = passes.run_all(lower(making.trace, f"{making.name}_{name}", splitter))
     is_interleaved = splitter.parts and not splitter.has_runs
-    if not is_interleaved or not all(steps_of(k) or _is_of_scratch(k) for k in made):
+    if not is_interleaved or not all(steps_of(k) or k.is_of_scratch for k in made):
         return ()
     making.parts += splitter.parts
     return made
@@ -118,10 +118,6 @@ def _interleaved(making: _Making, rows: bool = False) -> Kernels:
 
 def _long_interleaved(making: _Making) -> Kernels:
     return _interleaved(making, rows=True)
-
-
-def _is_of_scratch(kernel: ir.Kernel) -> bool:
-    return all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
 
 
 def _walked(making: _Making) -> Kernels:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import backwards
 import host
 import pytest
 import torch
@@ -76,7 +77,7 @@ def test_gradients(seed: int) -> None:
         wanted = torch.autograd.grad(expected, [args[n] for n in order if n != "at"], grad)
         given = {n: t.detach() for n, t in args.items()}
         assert_all(made, given, [expected.detach()])
-        assert_all(made.backward, given | host.of_backward([grad], [expected]), list(wanted))
+        assert_all(made.backward, given | backwards.arguments([grad], [expected]), list(wanted))
 
 
 def assert_all(made: Generated, given: dict[str, Tensor], expected: list[Tensor]) -> None:

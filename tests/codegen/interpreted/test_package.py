@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import backwards
 import host
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_forward_and_backward(name: str, dtype: str, leading: tuple[int, ...], n
     # What the function detaches has none, and the op zeros.
     expected = [torch.zeros_like(x) if g is None else g for x, g in zip(sources, gradients, strict=True)]
     assert op.backward is not None
-    given = host.of_backward(grads, [r.to(DTYPES[dtype]) for r in results]) | args
+    given = backwards.arguments(grads, [r.to(DTYPES[dtype]) for r in results]) | args
     passed = [given[p] for p in op.backward.signature.params]
     count = 0
     for variant, actual in host.run_all(op.backward, *passed):

@@ -6,6 +6,7 @@ import itertools
 import math
 from functools import cache
 
+import backwards
 import host
 import pytest
 import torch
@@ -121,7 +122,7 @@ def test_equal_numbers_are_their_mean(n: int) -> None:
     gradients = [torch.randn_like(x), torch.randn_like(x), torch.randn(3, 4, n)]
     wide = x.double().requires_grad_()
     results = normed(wide, 1e-5)
-    given = dict(x=x, eps=1e-5) | host.of_backward(gradients, [r.float() for r in results])
+    given = dict(x=x, eps=1e-5) | backwards.arguments(gradients, [r.float() for r in results])
     expected = torch.autograd.grad(results, wide, [g.double() for g in gradients])[0]
     assert fn.backward is not None
     for variant, (found,) in host.run_all(fn.backward, *(given[p] for p in fn.backward.signature.params)):

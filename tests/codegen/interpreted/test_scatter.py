@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import backwards
 import host
 import pytest
 import scatter_cases
@@ -67,7 +68,7 @@ def test_sums_of_16_bits_in_scratch_memory(name: str, dtype: torch.dtype, shape:
     expected = fn(wide, at)
     grads = [torch.randn(r.shape, dtype=dtype) for r in listed(expected)]
     of_x = torch.autograd.grad(listed(expected), wide, [g.double() for g in grads])
-    given = {"x": x, "at": at, **host.of_backward(grads, [r.to(dtype) for r in listed(expected)])}
+    given = {"x": x, "at": at, **backwards.arguments(grads, [r.to(dtype) for r in listed(expected)])}
     assert made.backward is not None
     for one, values in ((made, listed(expected)), (made.backward, of_x)):
         count = 0

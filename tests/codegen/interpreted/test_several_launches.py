@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import backwards
 import host
 import pytest
 import torch
@@ -266,7 +267,7 @@ def test_rows_that_are_read_from_any_element_on(fn: Callable[..., Any]) -> None:
     own = x.clone().requires_grad_()
     result = fn(own)
     (expected,) = torch.autograd.grad(result.sum(), own)
-    given = {"x": x, **host.of_backward([torch.ones_like(result)], [result])}
+    given = {"x": x, **backwards.arguments([torch.ones_like(result)], [result])}
     ran = list(host.run_all(backward, *(given[n] for n in backward.signature.params)))
     assert ran
     for name, (found,) in ran:

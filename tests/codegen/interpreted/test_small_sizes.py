@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+import backwards
 import host
 import ops
 import pytest
@@ -339,7 +340,7 @@ def test_gradients_of_what_torch_clamps(name: str) -> None:
         y = fn(x)
         grad = torch.randn_like(y)
         (expected,) = torch.autograd.grad(y, x, grad)
-        named = {"x": x.detach(), **host.of_backward([grad], [y])}
+        named = {"x": x.detach(), **backwards.arguments([grad], [y])}
         count = 0
         for variant, found in host.run_all(made, *(named[n] for n in made.signature.params)):
             torch.testing.assert_close(found[0], expected, msg=f"{shape}, {variant}")
@@ -433,7 +434,7 @@ def test_every_gradient(name: str) -> None:
         except RuntimeError:  # torch's own gradient has no such size: index_select of no rows
             continue
         given = {**{n: x.detach() if isinstance(x, Tensor) else x for n, x in args.items()},
-                 **host.of_backward(grads, results)}  # fmt: skip
+                 **backwards.arguments(grads, results)}  # fmt: skip
         count = 0
         for variant, found in host.run_all(made, *(given[n] for n in made.signature.params)):
             count += 1

@@ -21,17 +21,19 @@ from tk.codegen.tile import Layout, Tile, coefficients
 START, BLOCK = 335_000, 374_000  # of a program, for each pass; of a block that waits for its loads
 INSTRUCTION = 29  # 1/1024 ps, of one for one element when all multiprocessors issue
 REDUCTION = 64  # a warp's part in a reduction over the block
+SHUFFLE = 4  # instructions of a lane for each two steps of a reduction over lanes, of which one waits for the other
+WIDE_START = 1_000_000  # ps, of a program that works out places in 64 bits from all strides
+AFTER, AFTER_REDUCED = 700_000, 500_000  # ps, of a launch beside all else
 PER_THREAD = 40  # instructions of a thread that do not depend on how many elements it has
 FETCH = 650  # ps, of an instruction that a multiprocessor runs for the first time: its code comes from memory
 MOST_WARPS = 64  # resident on a multiprocessor
 WALK_REDUCTION = 250_000  # ps, of a walk that waits for a sum over the row
 WALK_REGISTERS = 40, 6  # of a thread, and for each element that it has of a block
-STRIDED = 75  # instructions of an access whose place is put together from all strides
+STRIDED = 105  # instructions of an access whose place is put together from all strides
 SECTOR = 32  # bytes that memory moves at once
 LINE = 128  # bytes that a warp's access has of the L1 cache in a cycle: of what lies apart it takes one for each lane
-REUSED = 16  # of which a block's lines take so much less that it uses whole
-LINE_TIME = 100  # 1/1024 ps, of a line when all multiprocessors take theirs, shared out to the 32 elements of a warp
-ROW_BY_AXES = 500_000  # ps, of a launch whose rows have a stride for every axis
+REUSED = 4  # of which a block's lines take so much less that it uses whole
+LINE_TIME = 140  # 1/1024 ps, of a line when all multiprocessors take theirs, shared out to the 32 elements of a warp
 L2_KEPT, L2_LOST = 16 << 20, 40 << 20  # of the rows under way a loop finds all again, and nothing of so many more
 INSTRUCTIONS: Mapping[str, int] = {
     "exp": 6, "exp2": 5, "log": 6, "log2": 5, "div": 8, "sqrt": 8, "rsqrt": 4, "reciprocal": 8, "sigmoid": 14,
@@ -123,11 +125,14 @@ class Cost:
         reductions = work.reductions * (1 + (setting.vectors and setting.p > 1))
         reductions += len(along.scans(self.kernel)) * (4 if looped else 1)
         issued = full * (instructions * INSTRUCTION // 1024 + reductions * setting.warps * passes * REDUCTION)
+        shuffled = passes * work.reductions * self._shuffles(setting)
+        issued += ceil_div(programs, device.sm_count) * device.sm_count * (shuffled * INSTRUCTION // 1024)
         issued += elements * self._lines(setting) * LINE_TIME // 1024
         waves = ceil_div(programs, device.sm_count * resident)
-        waited = waves * (START * (1 + passes) + blocks * (passes * self.waits(setting)))
+        start = START * (1 + passes) + WIDE_START * self.layout.wide
+        waited = waves * (start + blocks * (passes * self.waits(setting)))
         waited += self.code(setting) * FETCH
-        more = self.more(setting, elements, programs) + ROW_BY_AXES * self.layout.pitched
+        more = self.more(setting, elements, programs)
         # All but the longest is hidden, to a tenth.
         return (maximum(maximum(moved, issued), waited) * 13 + moved + issued + waited) // 16 + more
 
@@ -175,6 +180,21 @@ class Cost:
             access = REALIGNED if setting.realigned else 2
         turned = TURNED * sum(self._is_turned(v, setting) for v in self.work.written)
         return self.work.computed + self.work.accesses * access + self.work.columns * of_column + turned
+
+    def _shuffles(self, setting: Setting) -> int:
+        """Instructions of all lanes for one reduction over rows that they share."""
+        if self.tile.reduced != "q" or self._is_by_thread(setting):
+            return 0
+        vector = self._vector(setting)
+        lanes = min(32, max(1, setting.q // vector))
+        warps = min(setting.warps, max(1, setting.q // (vector * lanes)))  # that share a row
+        steps = lanes.bit_length() - 1
+        return max(1, setting.p * warps * lanes // 32) * 32 * steps * (steps - 1) * SHUFFLE
+
+    def _vector(self, setting: Setting) -> int:
+        """Neighbours in a row that a thread has."""
+        sizes = [ITEMSIZE[self.kernel.buffer(v.buffer).dtype] for v in (*self.work.read, *self.work.written)]
+        return 16 // max(sizes, default=4) if self._in_vectors(setting) else 1
 
     def code(self, setting: Setting) -> int:
         """Instructions, which are printed once for each of a thread's elements. What reductions have was not told from
@@ -232,8 +252,8 @@ class Cost:
         return total
 
     def _bytes_of(self, v: ir.Value, setting: Setting) -> Expr:
-        """Its own where neighbours lie beside each other, else a sector at most. A load's neighbours in the next row of
-        the block find it in the L1 cache, if half as well."""
+        """Its own where neighbours lie beside each other, else a sector at most. The rest of a load's sector is in the
+        L1 cache for the next rows of the block, where they have all of it."""
         buffer = self.kernel.buffer(v.buffer)
         size = ITEMSIZE[buffer.dtype]
         if self._has_neighbours(v, setting) or (steps := self._steps(v)) is None:
@@ -246,8 +266,8 @@ class Cost:
         if self._is_by_thread(setting):
             # A line that was read holds a thread's other elements too; what is written goes to L2 each time.
             found = minimum(found, next_row) if v.op == "load" else next_row
-        elif v.op == "load" and setting.p * size >= SECTOR // 2:
-            found = minimum(found, next_row * 2)
+        elif v.op == "load" and setting.p * size >= SECTOR:
+            found = minimum(found, next_row)
         return minimum(found, SECTOR)
 
     def _apart(self, axes: Sequence[ir.Axis], steps: Mapping[str, Expr]) -> Expr:
@@ -259,7 +279,7 @@ class Cost:
 
     def more(self, setting: Setting, elements: Expr, programs: Expr) -> Expr:
         """What other launches take, and waiting for other programs."""
-        return as_expr(700_000 if self.tile.reduced is None else 1_000_000)
+        return as_expr(AFTER if self.tile.reduced is None else AFTER_REDUCED)
 
     def _edge_instructions(self, setting: Setting) -> int:
         """Of all threads, each of which has an element of a row's edges, whether there is one or not, and more if the

@@ -11,6 +11,7 @@ from tk.aot.expr import Expr, ceil_div
 from tk.aot.spec import ITEMSIZE, Arg, Buffer, Const, Int, Launch, Scratch
 from tk.codegen import along, device, ir
 from tk.codegen import index as ix
+from tk.codegen.interleaved import steps_of
 from tk.codegen.pieces import has_parts
 from tk.codegen.printing.body import VECTOR
 from tk.codegen.printing.printer import ScanFunctionPrinter, SortFunctionPrinter, WalkFunctionPrinter
@@ -357,6 +358,8 @@ def secondary_settings(kernel: ir.Kernel, layout: Layout, main: ir.Kernel) -> tu
     if kind.name == "inner" and _has_parts_of_rows(kernel, main):
         few, short = settings_of("short", "rows")
         return (Beside(few, SEVERAL * few.q), Beside(short, SHORT), *first)
+    if kind.name == "outer" and kernel.is_of_scratch and steps_of(main):
+        return tuple(map(Beside, settings_of("tall", "rows")))
     if kind.name == "outer" and layout.merged and _adds_up_rows(kernel, main):
         return (*(replace(one, most=MANY_ROWS) for one in first), *map(Beside, settings_of("tall", "rows")))
     return first
@@ -372,8 +375,7 @@ def _adds_up_rows(kernel: ir.Kernel, main: ir.Kernel) -> bool:
     """Whether it reduces what other launches have left of rows, of which there are as many as in a tensor of `main`'s.
     Of parts there are few."""
     sizes = [size for b in main.buffers if b.kind != "scratch" for size in b.sizes]
-    is_of_scratch = all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
-    return is_of_scratch and all(any(ix.same(a.size, size) for size in sizes) for a in kernel.reduced)
+    return kernel.is_of_scratch and all(any(ix.same(a.size, size) for size in sizes) for a in kernel.reduced)
 
 
 def _has_parts_of_rows(kernel: ir.Kernel, main: ir.Kernel) -> bool:

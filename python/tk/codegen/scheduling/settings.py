@@ -170,8 +170,9 @@ SETTINGS: Table = {
     "short": {
         "rows": (Setting(256, 4, 4, True), Setting(4, 256, 4, True)),
     },
-    # Beside another launch: over many rows, of each of which that left a few numbers. As many elements as where there
-    # are few rows, for the same reason.
+    # Beside another launch: over many rows, of each of which that left a few numbers, or over its interleaved parts, of
+    # which there are many where there are few columns. As many elements as where there are few rows, for the same
+    # reason.
     "tall": {
         "rows": (Setting(256, 8, 8, True),),
     },
