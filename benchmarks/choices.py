@@ -46,10 +46,15 @@ def main() -> None:
             if time.monotonic() > end:
                 break
             draw = calls.drawn(seed, index, ops)
-            for line in measured(ops[draw.op], draw):
-                out.write(json.dumps(line) + "\n")
-                out.flush()
-                found.append(line)
+            try:
+                lines = list(measured(ops[draw.op], draw))
+            except Exception as error:  # whatever it is: the other draws are worth having
+                print(f"{draw}: FAILED {type(error).__name__}: {error}", flush=True)
+                anywhere.settle()
+                continue
+            out.writelines(json.dumps(line) + "\n" for line in lines)
+            out.flush()
+            found += lines
     print(summary(found))
 
 
