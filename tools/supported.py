@@ -135,10 +135,11 @@ _BY_RECORDS = {"fp8e4nv": ("fp8e4m3fn",), "fp8e5": ("fp8e5m2",), "u8": ("fp8e4m3
 def kernel_dtypes() -> Mapping[str, frozenset[str]]:
     """By the op, of the kernels written by hand."""
     found: dict[str, frozenset[str]] = {}
-    for path in Path(__file__).parents[1].glob("kernels/*/family.py"):
+    root = Path(__file__).parents[1]
+    for path in root.glob("kernels/**/family.py"):
         if path.parent.name == "attention":  # whose pairs are read below
             continue
-        module = importlib.import_module(f"tk.kernels.{path.parent.name}.family")
+        module = importlib.import_module(".".join(("tk", *path.relative_to(root).with_suffix("").parts)))
         for family in getattr(module, "FAMILIES", None) or [module.FAMILY]:
             axes = [kernel.axes for kernel in family.kernels]
             dtypes = {str(d) for a in axes for d in (*a.get("dtype", ()), *a.get("b_dtype", ()))}

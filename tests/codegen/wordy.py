@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import backwards
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -178,17 +179,18 @@ def close(found: Tensor, expected: Tensor, what: str) -> None:
 
 
 def gradients(case: Case, args: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """(of the floating-point tensors, those of the results that they come of)."""
+    """(of the floating-point tensors, what they come of: those of the results, and the results)."""
     own = {n: x.clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
            for n, x in args.items()}  # fmt: skip
-    results = [r for r in flat((case.eager or case.fn)(**own)) if r.is_floating_point()]
+    all_results = flat((case.eager or case.fn)(**own))
+    results = [r for r in all_results if r.is_floating_point()]
     generator = torch.Generator().manual_seed(1)
     given = [torch.randn(r.shape, generator=generator).to(r.dtype) for r in results]
     sources = [x for x in own.values() if isinstance(x, Tensor) and x.requires_grad]
     pairs = [(r, g) for r, g in zip(results, given, strict=True) if r.requires_grad]
     found = torch.autograd.grad([r for r, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
     filled = [torch.zeros_like(x) if g is None else g for x, g in zip(sources, found, strict=True)]
-    return filled, {f"grad_{i}": g for i, g in enumerate(given)}
+    return filled, backwards.arguments(given, all_results)
 
 
 def recorded(trace: Trace, args: Mapping[str, Any]) -> list[Tensor]:

@@ -38,8 +38,8 @@ def read_results(graph: fx.GraphModule, results: Sequence[fx.Node], behind: int)
     """Gives the graph of the gradients an argument for every result, behind the first few, and has it read those that
     spare it something. Returns what the arguments are like."""
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    with graph.graph.inserting_after(placeholders[behind - 1]):
-        made = [graph.graph.placeholder(name(i)) for i in reversed(range(len(results)))][::-1]
+    with graph.graph.inserting_before(placeholders[behind]):
+        made = [graph.graph.placeholder(name(i)) for i in range(len(results))]
     for new, result in zip(made, results, strict=True):
         new.meta["val"] = result.meta["val"]
     known: Standing = {}
