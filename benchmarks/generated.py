@@ -62,16 +62,6 @@ def _rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> P
     return run, (grad, x, rstd, weight)
 
 
-def _softmax_backward(name: str) -> Callable[[Tensor, Tensor], Peer]:
-    """With the forward pass's result, which is as large as its input."""
-
-    def prepare(grad: Tensor, x: Tensor) -> Peer:
-        function = getattr(aten, f"_{name}_backward_data")
-        return lambda grad, y: function(grad, y, -1, y.dtype), (grad, getattr(torch, name)(x, -1))
-
-    return prepare
-
-
 def _with(function: Callable[..., Any]) -> Callable[..., Peer]:
     return lambda *args: (function, args)
 
@@ -105,8 +95,8 @@ PEERS: Mapping[str, Callable[..., Peer]] = {
     "topk": _with(lambda x, k, largest: torch.topk(x, k, -1, largest)),
     "row_var_mean": _with(lambda x, bessel, power: torch.var_mean(x, -1, correction=0)),  # with bessel and power 1
     "column_sum": _with(lambda x: x.sum(0)),
-    "softmax_backward": _softmax_backward("softmax"),
-    "log_softmax_backward": _softmax_backward("log_softmax"),
+    "softmax_backward": _with(lambda grad, y: aten._softmax_backward_data(grad, y, -1, y.dtype)),
+    "log_softmax_backward": _with(lambda grad, y: aten._log_softmax_backward_data(grad, y, -1, y.dtype)),
     "layer_norm_backward": _layer_norm_backward,
     "rms_norm_backward": _rms_norm_backward,
     "gelu_backward": _with(lambda g, x, tanh: aten.gelu_backward(g, x, approximate=_approximation(tanh))),

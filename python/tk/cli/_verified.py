@@ -388,6 +388,7 @@ MORE_ROWS = tuple(
     for odd in (0, 1)
 )
 SIZE, ALIGNED_SIZE, LEADING, MOST_ELEMENTS = 40, 48, (3, 5), 1 << 22
+TALL = 17, 4096  # rows of few others, and how long they are, which is where columns are reduced in parts
 
 
 def generated_ops(device: str, asked: Asked = ONCE) -> Iterator[Checked]:
@@ -412,6 +413,10 @@ def generated_ops(device: str, asked: Asked = ONCE) -> Iterator[Checked]:
                 known = dict.fromkeys(signature.letters, _beside(n, signature)) | row
                 example = Example(op, signature, dtypes, leading, known, flags, places=2)
                 yield from _example(example, device, ran, is_more, asked)
+            if has_leading and row and not all(ran.values()):  # rows that lie as columns do
+                known = dict.fromkeys(signature.letters, SIZE) | _row_of(signature, TALL[1])
+                example = Example(op, signature, dtypes, TALL[:1], known, flags, places=2)
+                yield from _example(example, device, ran, True, asked, turned=True)
 
 
 def _beside(n: int, signature: Signature) -> int:
@@ -427,12 +432,16 @@ def _row_of(signature: Signature, n: int) -> dict[str, int]:
     return {letter: n for letter in last if isinstance(letter, str)}
 
 
-def _example(example: Example, device: str, ran: dict[int, bool], only_new: bool, asked: Asked) -> Iterator[Checked]:
+def _example(
+    example: Example, device: str, ran: dict[int, bool], only_new: bool, asked: Asked, turned: bool = False
+) -> Iterator[Checked]:
     """With every config that fits. ran: whether a config has run, in calls of the same dtypes and flags. only_new: with
-    those alone that have not."""
+    those alone that have not. turned: of tensors whose last dimension is not the one that is contiguous."""
     torch.manual_seed(asked.seed)  # of each call by itself, since others may be left out
     try:
         args = example.arguments(device)
+        if turned:
+            args = [x.mT.contiguous().mT if isinstance(x, torch.Tensor) and x.dim() > 1 else x for x in args]
         described = describe(generated.call, example, args)
     except (*_WRONG, TypeError) as error:
         yield Checked(example.op.name, str(example), problem=f"{NOT_RUN}{error}")
