@@ -27,7 +27,7 @@ from tk.heuristics import described
 from tk.heuristics.problem import describe
 
 FAR = 12  # a config that is predicted to take so many times as long as the chosen one is not timed
-LONG = 1.3  # and more times the best one's time: a choice that is counted
+LONG = 1.3  # times the best config's time: the choices that take longer are counted
 
 Line = dict[str, Any]
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measured(op: calls.Op, draw: calls.Draw) -> Iterator[Line]:
-    """A line for each launch of the call. What a wrapper looks into on the CPU is drawn again elsewhere."""
+    """A line for each op of tk's that the call runs and that has configs, of the last launch that it describes."""
     made: list[tuple[Any, list[Any]]] = []
     with torch.autograd.set_multithreading_enabled(False):
         call = anywhere.prepared(op.ours(), draw, draw.make("cuda"))
@@ -67,10 +67,10 @@ def measured(op: calls.Op, draw: calls.Draw) -> Iterator[Line]:
             call()
     for o, args in made:
         names = [a.name for a in o._schema.arguments]
-        if "config" not in names or (problem := describe(o, *args)) is None:
+        if "config" not in names or (found := describe(o, *args)) is None:
             continue
-        chosen, times = capi.choose(problem.problem), dict[str, tuple[float, float]]()
-        for c in capi.candidates(problem.problem):
+        chosen, times = capi.choose(found.problem), dict[str, tuple[float, float]]()
+        for c in capi.candidates(found.problem):
             if c.fits and c.cost <= FAR * chosen.cost and c.config_name not in times:
                 with_config = [c.config if n == "config" else a for n, a in zip(names, args, strict=True)]
                 times[c.config_name] = c.cost * 1e-6, _microseconds(o, with_config)
