@@ -216,3 +216,22 @@ def test_a_piece_that_others_leave_is_not_negative() -> None:
         return bool(check.holds.evaluate(problem))
 
     assert holds(2) and holds(7) and not holds(1)
+
+
+def test_what_is_alike_in_several_graphs_is_one_local() -> None:
+    """There may be 64 locals. With one for every graph, four bools beside a sum over columns were too many."""
+
+    @op(x="fp32[N, M]", a="bool", b="bool", c="bool", tall="bool")
+    def fn(x, a, b, c, tall):
+        x = x * 2 if a else x
+        x = x.exp() if b else x
+        x = x - x.amax(1, keepdim=True) if c else x
+        y = x if tall else torch.nn.functional.pad(x, (0, 0, 0, 1))
+        return y.square().sum(0), x.sum(1)
+
+    g = generate(fn.fn, fn.signature, "fn")
+    parts = {p for graph in g.graphs for p in graph.parts}
+    assert len(g.graphs) == 16 and len(g.op.locals) < 16
+    of_columns = {p.cut for p in parts if not (p.are_rows or p.interleaved)}
+    assert len(of_columns) == 2  # with and without one more row
+    assert len({p.name for p in parts}) == len(parts)  # no name has two meanings

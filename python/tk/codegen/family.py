@@ -23,6 +23,7 @@ from tk.codegen import index as ix
 from tk.codegen.comparisons import uncontracted
 from tk.codegen.errors import TraceError, of_function, reported, where
 from tk.codegen.lists import GeneratedLists, generate_lists
+from tk.codegen.lowering.named import Names
 from tk.codegen.lowering.rules import RULED
 from tk.codegen.records import OpRecord
 from tk.codegen.scheduling import combo
@@ -389,7 +390,8 @@ def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:
     changed = {tuple(t.mutated) for t in traces}
     if len(shapes) > 1 or len(changed) > 1:
         raise TraceError(f"{name}: the results' shapes, or what is changed in place, differ between dtypes or flags")
-    return tuple(lowered_graph(t, name) for t in traces)
+    names = Names()
+    return tuple(lowered_graph(t, name, names) for t in traces)
 
 
 def _backward(fn: Callable[..., Any], signature: Signature, name: str, forward: Sequence[Trace]) -> Generated:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from tk.codegen import along, ir, passes
 from tk.codegen.interleaved import steps_of
 from tk.codegen.lowering.lower import lower
+from tk.codegen.lowering.named import Names
 from tk.codegen.lowering.rules.scatter import NotDeterministic
 from tk.codegen.lowering.split import Parts, Splitter
 from tk.codegen.lowering.walk import Walk, Walker
@@ -48,9 +49,9 @@ class Graph:
         return self.trace.label
 
 
-def lowered_graph(trace: Trace, name: str) -> Graph:
-    """In every way. Raises TraceError."""
-    making = _Making(trace, name)
+def lowered_graph(trace: Trace, name: str, names: Names) -> Graph:
+    """In every way. names: of the op's locals. Raises TraceError."""
+    making = _Making(trace, name, names)
     for way in WAYS.values():
         making.by_way[way.name] = way.lower(making)
     return Graph(trace, making.by_way, tuple(making.parts), making.walk)
@@ -68,13 +69,13 @@ class _Making:
 
     trace: Trace
     name: str
+    names: Names
     by_way: dict[str, Kernels] = field(default_factory=dict)
     parts: list[Parts] = field(default_factory=list)
     walk: Walk | None = None
 
     def __post_init__(self) -> None:
-        self.suffix = "".join(str(int(on)) + "_" for on in self.trace.flags.values())
-        self.splitter = Splitter(f"parts{self.suffix}")
+        self.splitter = Splitter(self.names)
 
 
 # --- The ways ---
@@ -97,7 +98,7 @@ def _long(making: _Making) -> Kernels:
     """With rows split over programs: for a few long ones."""
     if making.name.removesuffix("_backward") in SHORT_ROWS:
         return ()
-    splitter = Splitter(f"longs{making.suffix}", rows=True)
+    splitter = Splitter(making.names, rows=True)
     made = passes.run_all(lower(making.trace, f"{making.name}_long", splitter))
     making.parts += splitter.parts
     return _shared(made, making.by_way["whole"]) if splitter.parts else ()
@@ -106,9 +107,9 @@ def _long(making: _Making) -> Kernels:
 def _interleaved(making: _Making, rows: bool = False) -> Kernels:
     """With columns split into interleaved parts, where no launch reads anything but in such parts. rows: with rows,
     which then lie as columns do."""
-    name = "long_interleaved" if rows else "interleaved"
-    splitter = Splitter(f"{name}{making.suffix}", rows, interleaved=True)
-    made = passes.run_all(lower(making.trace, f"{making.name}_{name}", splitter))
+    way = "long_interleaved" if rows else "interleaved"
+    splitter = Splitter(making.names, rows, interleaved=True)
+    made = passes.run_all(lower(making.trace, f"{making.name}_{way}", splitter))
     is_interleaved = splitter.parts and not splitter.has_runs
     if not is_interleaved or not all(steps_of(k) or k.is_of_scratch for k in made):
         return ()
@@ -123,7 +124,7 @@ def _long_interleaved(making: _Making) -> Kernels:
 def _walked(making: _Making) -> Kernels:
     """With sums over rows in the launch that has the rows."""
     whole = making.by_way["whole"]
-    walker = Walker(whole, f"walks{making.suffix}")
+    walker = Walker(whole, making.names)
     made = _shared(passes.run_all(lower(making.trace, f"{making.name}_walk", walker)), whole)
     if walker.walk is None or any(k.walk and (along.scans(k) or along.sorts(k)) for k in made):
         return ()
@@ -156,7 +157,7 @@ def _sorted(making: _Making, way: str) -> Kernels:
     """With its one sort `way`: by digits, in one program or in many, or narrow, of which the first few are read."""
     if not making.splitter.has_runs:
         return ()
-    splitter = Splitter(f"parts{making.suffix}", sorts=way)
+    splitter = Splitter(making.names, sorts=way)
     made = passes.run_all(lower(making.trace, f"{making.name}_{way}", splitter))
     shared = _shared(made, (*making.by_way["whole"], *making.by_way["split"]))
     return shared if _has_one_sort(shared, way) else ()

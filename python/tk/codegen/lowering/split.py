@@ -10,13 +10,14 @@ parts depend on how many rows there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import sympy
 
 from tk.codegen import index as ix
 from tk.codegen.ir import FLOATS, PLACES, Axis, value_symbol
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, Reduction, reduction
+from tk.codegen.lowering.named import Names
 from tk.codegen.lowering.runs import by_sums
 
 IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True, "xor": 0}
@@ -50,11 +51,11 @@ class Parts:
 
 @dataclass
 class Splitter:
-    """Replaces a graph's reductions by split ones, and its sorts by sorted runs that are merged. parts: those that were
-    needed, in order. rows: rows are split, instead of all else. interleaved: so are the parts. has_runs: whether there
-    is anything to sort. sorts: how, where not in runs (rules/sorts.py)."""
+    """Replaces a graph's reductions by split ones, and its sorts by sorted runs that are merged. names: of the op's
+    parts. parts: those that were needed, in order. rows: rows are split, instead of all else. interleaved: so are the
+    parts. has_runs: whether there is anything to sort. sorts: how, where not in runs (rules/sorts.py)."""
 
-    prefix: str = "parts"
+    names: Names
     rows: bool = False
     interleaved: bool = False
     sorts: str = "runs"
@@ -112,12 +113,11 @@ class Splitter:
 
     def _parts(self, node: Reduction, cut: sympy.Expr) -> Parts:
         reduced, kept = ix.product(node.sizes), ix.product(node.shape)
-        wanted = Parts(f"{self.prefix}{len(self.parts)}", cut, reduced, kept, self.rows, self.interleaved)
-        for p in self.parts:
-            if replace(wanted, name=p.name) == p:
-                return p
-        self.parts.append(wanted)
-        return wanted
+        kind = ("long_" if self.rows else "") + ("interleaved" if self.interleaved else "parts")
+        parts = Parts(self.names.of(kind, cut, reduced, kept), cut, reduced, kept, self.rows, self.interleaved)
+        if parts not in self.parts:
+            self.parts.append(parts)
+        return parts
 
     def _is_splittable(self, node: Reduction) -> bool:
         """Rows, or else columns and everything. What another reduction has left is little already, and a place in

@@ -15,6 +15,7 @@ import sympy
 from tk.codegen import index as ix
 from tk.codegen import ir
 from tk.codegen.lowering.lazy import Fold, Lazy, Reduction, reduction
+from tk.codegen.lowering.named import Names
 from tk.codegen.tile import ALIGNED, choose_tile
 
 
@@ -33,10 +34,10 @@ class Walk:
 @dataclass
 class Walker:
     """Replaces a graph's sums over rows by sums of what walking programs leave. kernels: the graph's own, of which one
-    may have the rows."""
+    may have the rows. names: of the op's walks."""
 
     kernels: Sequence[ir.Kernel]
-    name: str = "walks"
+    names: Names
     walk: Walk | None = None
     known: dict[int, Lazy | None] = field(default_factory=dict)
     own: list[Lazy] = field(default_factory=list)  # made here: not to be replaced again, and kept alive
@@ -68,7 +69,8 @@ class Walker:
     def _walked(self, node: Reduction) -> Lazy:
         assert node.operand is not None
         if self.walk is None:
-            self.walk = Walk(self.name, ix.product(node.sizes))
+            rows = ix.product(node.sizes)
+            self.walk = Walk(self.names.of("walks", rows), rows)
         partial = Fold((self.walk.symbol, *node.shape), node.dtype, lambda e, i: e.fold(partial, i), node)
         total = reduction("sum", partial, [0], node.dtype)
         self.own += [partial, total]
