@@ -41,6 +41,12 @@ class Library:
     def run_path(self) -> list[str]:
         return re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", self._dynamic)
 
+    def section(self, name: str) -> bytes:
+        sections = output("readelf", "-W", "-S", self.path)
+        (found,) = re.findall(rf"\s{re.escape(name)}\s+\w+\s+\w+\s+(\w+)\s+(\w+)\s", sections)
+        offset, size = (int(x, 16) for x in found)
+        return self.path.read_bytes()[offset : offset + size]
+
     def newest(self, prefix: str) -> tuple[int, ...]:
         """The newest version of a versioned library that it needs: ``newest("GLIBC")`` -> (2, 34)."""
         versions = (re.fullmatch(rf"{prefix}_([\d.]+)", v) for v in self.undefined.values())

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 class Names:
     """Those that the graphs of one op have, by what they name."""
 
-    found: dict[tuple[str, *tuple[Hashable, ...]], str] = field(default_factory=dict)
+    found: dict[tuple[str, tuple[Hashable, ...]], str] = field(default_factory=dict)
 
     def of(self, kind: str, *what: Hashable) -> str:
         """The kind with a number, the same one for what is equal."""
         number = sum(key[0] == kind for key in self.found)
-        return self.found.setdefault((kind, *what), f"{kind}{number}")
+        return self.found.setdefault((kind, what), f"{kind}{number}")
