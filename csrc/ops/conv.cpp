@@ -115,6 +115,14 @@ void check_channels(const Convolution& c, const Meta& input, const Meta& weight)
                        channels, " channels instead"));
 }
 
+void check_operands(const Convolution& c, const Meta& input, const Meta& weight) {
+  check_same(c.op, "input", input, "weight", weight);
+  check_dtype(c.op, "input", input);
+  check_settings(c.op, c.settings);
+  check_ranks(c, input, weight);
+  check_channels(c, input, weight);
+}
+
 void check_bias(const Convolution& c, const Meta& input, const Meta& weight, const Meta& bias) {
   if (!bias) return;
   check_same(c.op, "input", input, "bias", bias);
@@ -172,15 +180,12 @@ std::vector<int64_t> sizes_like(const Convolution& c, const Meta& like, int64_t 
 
 // Three-dimensional, with a batch, for ATen.
 Tensor with_all_dimensions(const Meta& tensor, int64_t spatial, bool is_weight) {
-  const View view = is_weight ? weight_view(tensor, spatial, 1) : image_view(tensor, spatial, 1);
-  std::array<int64_t, 5> sizes = {view.sizes[is_weight ? 1 : 0], view.sizes[2], view.sizes[3], view.sizes[4],
-                                  view.sizes[5]};
-  std::array<int64_t, 5> strides = {view.strides[is_weight ? 1 : 0], view.strides[2], view.strides[3], view.strides[4],
-                                    view.strides[5]};
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch__reinterpret_tensor(tensor.handle, 5, sizes.data(), strides.data(), 0, &handle),
-             "view an image");
-  return Tensor(handle);
+  View x = is_weight ? weight_view(tensor, spatial, 1) : image_view(tensor, spatial, 1);
+  if (!is_weight) {  // groups first, as a weight has them
+    std::swap(x.sizes[0], x.sizes[1]);
+    std::swap(x.strides[0], x.strides[1]);
+  }
+  return view(tensor.handle, std::span(x.sizes).subspan(1), std::span(x.strides).subspan(1), 0);
 }
 
 bool result_is_channels_last(const Convolution& c, const Meta& input, const Meta& weight) {
@@ -192,11 +197,7 @@ Tensor forward(const Convolution& c, const Tensor& input, const Tensor& weight, 
   const Meta x = meta(input);
   const Meta w = meta(weight);
   const Meta b = meta(bias);
-  check_same(c.op, "input", x, "weight", w);
-  check_dtype(c.op, "input", x);
-  check_settings(c.op, c.settings);
-  check_ranks(c, x, w);
-  check_channels(c, x, w);
+  check_operands(c, x, w);
   check_bias(c, x, w, b);
   const Geometry& g = c.geometry;
   Problem p = {.x = image_view(x, c.spatial, g.groups),
@@ -233,11 +234,7 @@ Tensor gradient(const Convolution& c, const Tensor& grad, const Tensor& input, c
   const Meta x = meta(input);
   const Meta w = meta(weight);
   check_same(c.op, "input", x, "grad", dy);
-  check_same(c.op, "input", x, "weight", w);
-  check_dtype(c.op, "input", x);
-  check_settings(c.op, c.settings);
-  check_ranks(c, x, w);
-  check_channels(c, x, w);
+  check_operands(c, x, w);
   const Geometry& g = c.geometry;
   const View x_view = image_view(x, c.spatial, g.groups);
   const View weight_of_x = weight_view(w, c.spatial, g.groups);

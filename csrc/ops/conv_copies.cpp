@@ -23,11 +23,8 @@ int64_t images_of(const View& out, const Settings& s) {
 }
 
 // The seven dimensions of weights of merged groups.
-Tensor blocks_of(const View& view, const std::array<int64_t, 7>& sizes, const std::array<int64_t, 7>& strides) {
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch__reinterpret_tensor(view.handle, 7, sizes.data(), strides.data(), view.offset, &handle),
-             "view the groups of a weight");
-  return Tensor(handle);
+Tensor blocks_of(const View& x, const std::array<int64_t, 7>& sizes, const std::array<int64_t, 7>& strides) {
+  return view(x.handle, sizes, strides, x.offset);
 }
 
 }  // namespace
@@ -80,7 +77,7 @@ void put_channels_together(View& view, bool is_weight, const Settings& s, Tensor
     plain.config = -1;
     if (view.count() > 0) launch_op(op, tensors, {}, {}, plain, view.device);
   } else {
-    check_shim(aoti_torch_copy_(as_tensor(to).get(), as_tensor(from).get(), 0), "put channels together");
+    ops::copy(as_tensor(to).get(), as_tensor(from).get());
   }
   view = copy;
 }

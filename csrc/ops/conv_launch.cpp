@@ -53,33 +53,51 @@ bool has_wide_matrices(const ProductTensors& tensors) {
   return tensors[3].sizes[2] % wide == 0;
 }
 
+tk_tensor operand_of(const Matrix& m, const View& view) {
+  return to_core(normalized_operand(m), to_core(view).data, view.dtype);
+}
+
+tk_tensor result_of(const Matrix& m, const View& view) {
+  return to_core(normalized_output(m), to_core(view, true).data, view.dtype);
+}
+
 // The rows of x times the weight's transpose; or, where the result has its rows side by side, all of it transposed.
 // Then the weight is `a`.
 ProductTensors product_tensors(const Problem& p, const Matrix& x, const Matrix& out, bool upright) {
-  const int32_t dtype = p.x.dtype;
   Matrix weight = {p.weight.sizes[1], p.weight.sizes[2], p.weight.strides[1], p.weight.strides[2]};  // [O, C]
   weight.is_batch = x.is_batch;
   weight.batch = x.batch;  // one for all of them
   const Matrix bias = {out.rows, out.cols, 0, p.bias.strides[View::kChannels], x.is_batch, x.batch, 0};
-  const auto operand = [&](const Matrix& m, const View& view) {
-    return to_core(normalized_operand(m), to_core(view).data, dtype);
-  };
   const auto added = [&](const Matrix& m) {
-    return p.bias.handle ? to_core(normalized_bias(m), to_core(p.bias).data, dtype) : absent();
+    return p.bias.handle ? to_core(normalized_bias(m), to_core(p.bias).data, p.bias.dtype) : absent();
   };
-  const auto result = [&](const Matrix& m) { return to_core(normalized_output(m), to_core(p.out, true).data, dtype); };
-  if (upright) return {operand(x, p.x), operand(weight.transposed(), p.weight), added(bias), result(out)};
-  return {operand(weight, p.weight), operand(x.transposed(), p.x), added(bias.transposed()), result(out.transposed())};
+  if (upright)
+    return {operand_of(x, p.x), operand_of(weight.transposed(), p.weight), added(bias), result_of(out, p.out)};
+  return {operand_of(weight, p.weight), operand_of(x.transposed(), p.x), added(bias.transposed()),
+          result_of(out.transposed(), p.out)};
+}
+
+// reads_weight: what a product may read early, its `b`, is a weight.
+void launch_mm(tk_op op, const ProductTensors& tensors, int64_t activation, bool reads_weight, Settings s,
+               Device device) {
+  const int64_t ints[] = {activation, precision_of(s, tensors[0].dtype)};
+  const double floats[] = {1, 1};
+  if (!reads_weight) s.mode &= ~static_cast<int64_t>(TK_MODE_STATIC_WEIGHTS);
+  launch_op(op, tensors, ints, floats, s, device);
+}
+
+// Whether a convolution has one group and one tap, and reads every pixel once. geometry: a Problem or a Geometry.
+template <class G>
+bool is_product(const View& x, const View& weight, const View& out, const G& geometry) {
+  constexpr Spatial kOnes = {1, 1, 1};
+  return x.sizes[1] == 1 && spatial_sizes(weight) == kOnes && geometry.stride == kOnes &&
+         geometry.padding == Spatial{0, 0, 0} && spatial_sizes(x) == spatial_sizes(out);
 }
 
 // A convolution of one tap that reads every pixel once is a product. Of channels-last images it is x weight^T; of
 // contiguous ones, weight x of each.
 bool launch_product(const Problem& p, const Settings& s) {
-  constexpr Spatial kOnes = {1, 1, 1};
-  constexpr Spatial kZeros = {0, 0, 0};
-  const bool one_by_one = p.x.sizes[1] == 1 && spatial_sizes(p.weight) == kOnes && p.stride == kOnes &&
-                          p.padding == kZeros && spatial_sizes(p.x) == spatial_sizes(p.out) && s.config < 0;
-  if (!one_by_one || p.x.sizes[View::kChannels] == 0) return false;
+  if (!is_product(p.x, p.weight, p.out, p) || s.config >= 0 || p.x.sizes[View::kChannels] == 0) return false;
   static const tk_op mm = tk_intern_op("mm");
   static const tk_op bmm = tk_intern_op("bmm");
   for (const bool is_batch : {false, true}) {
@@ -89,20 +107,19 @@ bool launch_product(const Problem& p, const Settings& s) {
     const bool upright = out.col_stride == 1 || out.cols == 1;
     const ProductTensors tensors = product_tensors(p, x, out, upright);
     if (is_batch && !has_wide_matrices(tensors)) return false;
-    const int64_t ints[] = {s.activation, precision_of(s, p.x.dtype)};
-    const double floats[] = {1, 1};
-    Settings of_product = s;
-    // What a product may read early is its `b`.
-    if (!upright) of_product.mode &= ~static_cast<int64_t>(TK_MODE_STATIC_WEIGHTS);
-    launch_op(is_batch ? bmm : mm, tensors, ints, floats, of_product, p.x.device);
+    launch_mm(is_batch ? bmm : mm, tensors, s.activation, upright, s, p.x.device);
     return true;
   }
   return false;
 }
 
-std::vector<int64_t> geometry_ints(const Spatial& stride, const Spatial& padding, const Spatial& dilation) {
+// geometry: a Problem or a Geometry. more: what follows.
+template <class G>
+std::vector<int64_t> geometry_ints(const G& geometry, std::initializer_list<int64_t> more) {
   std::vector<int64_t> ints;
-  for (const Spatial* part : {&stride, &padding, &dilation}) ints.insert(ints.end(), part->begin(), part->end());
+  for (const Spatial* part : {&geometry.stride, &geometry.padding, &geometry.dilation})
+    ints.insert(ints.end(), part->begin(), part->end());
+  ints.insert(ints.end(), more);
   return ints;
 }
 
@@ -116,8 +133,7 @@ void launch_conv_op(tk_op op, const Problem& p, const Settings& s, std::initiali
     std::copy_n(bias.strides + 1, 2, bias.strides);
   }
   const tk_tensor tensors[] = {to_core(p.x), to_core(p.weight), bias, to_core(p.out, true)};
-  std::vector<int64_t> ints = geometry_ints(p.stride, p.padding, p.dilation);
-  ints.insert(ints.end(), {s.activation, precision_of(s, p.x.dtype)});
+  std::vector<int64_t> ints = geometry_ints(p, {s.activation, precision_of(s, p.x.dtype)});
   ints.insert(ints.end(), more);
   launch_op(op, tensors, ints, {}, s, p.x.device);
 }
@@ -200,26 +216,18 @@ Problem problem_of(const Problem& whole, const std::array<Phase, 3>& phases, con
 // The gradient of the weight of a convolution of one tap that reads every pixel once, where channels are enough for
 // tiles on half of a large GPU's multiprocessors: else its pixels must be split, which mm does for few rows alone.
 bool launch_weight_product(const View& grad, const View& x, const View& out, const Geometry& g, const Settings& s) {
-  constexpr Spatial kOnes = {1, 1, 1};
   constexpr int64_t kTile = 128;
   constexpr int64_t kEnoughTiles = 64;
   const auto tiles = [](int64_t channels) { return (channels + kTile - 1) / kTile; };
-  const bool one_by_one = x.sizes[1] == 1 && spatial_sizes(out) == kOnes && g.stride == kOnes &&
-                          spatial_sizes(x) == spatial_sizes(grad) && g.padding == Spatial{0, 0, 0};
+  if (!is_product(x, out, grad, g)) return false;
+  if (tiles(out.sizes[1]) * tiles(out.sizes[View::kChannels]) < kEnoughTiles) return false;
   Matrix of_grad;
   Matrix of_x;
-  if (!one_by_one || tiles(out.sizes[1]) * tiles(out.sizes[View::kChannels]) < kEnoughTiles) return false;
   if (!as_rows(grad, false, of_grad) || !as_rows(x, false, of_x)) return false;
   static const tk_op op = tk_intern_op("mm");
   const Matrix result = {out.sizes[1], out.sizes[View::kChannels], out.strides[1], out.strides[View::kChannels]};
-  const tk_tensor tensors[] = {to_core(normalized_operand(of_grad.transposed()), to_core(grad).data, grad.dtype),
-                               to_core(normalized_operand(of_x), to_core(x).data, x.dtype), absent(),
-                               to_core(normalized_output(result), to_core(out, true).data, out.dtype)};
-  const int64_t ints[] = {0, precision_of(s, x.dtype)};
-  const double floats[] = {1, 1};
-  Settings of_product = s;
-  of_product.mode &= ~static_cast<int64_t>(TK_MODE_STATIC_WEIGHTS);  // neither is a weight
-  launch_op(op, tensors, ints, floats, of_product, x.device);
+  launch_mm(op, {operand_of(of_grad.transposed(), grad), operand_of(of_x, x), absent(), result_of(result, out)}, 0,
+            false, s, x.device);
   return true;
 }
 
@@ -254,6 +262,13 @@ bool has_kernels_for_input_gradient(const Problem& whole, const Geometry& g) {
   return whole.out.count() / weight.sizes[View::kChannels] <= kMostPixels && has_gathering_kernels(whole.x);
 }
 
+// geometry: a Problem or a Geometry.
+template <class G>
+void launch_gradient_op(tk_op op, const View& a, const View& b, const View& out, const G& geometry, const Settings& s) {
+  const tk_tensor tensors[] = {to_core(a), to_core(b), to_core(out, true)};
+  launch_op(op, tensors, geometry_ints(geometry, {precision_of(s, a.dtype)}), {}, s, a.device);
+}
+
 // Of the weight as the forward pass has it.
 bool launch_all_phases(Problem whole, const Geometry& g, const Settings& s) {
   if (!has_kernels_for_input_gradient(whole, g)) return false;
@@ -262,19 +277,13 @@ bool launch_all_phases(Problem whole, const Geometry& g, const Settings& s) {
   put_channels_together(whole.x, false, s, x_memory);
   put_channels_together(whole.weight, true, s, weight_memory);
   static const tk_op op = tk_intern_op("conv_input_grad");
-  const tk_tensor tensors[] = {to_core(whole.x), to_core(whole.weight), to_core(whole.out, true)};
-  std::vector<int64_t> ints = geometry_ints(g.stride, g.padding, g.dilation);
-  ints.push_back(precision_of(s, whole.x.dtype));
-  launch_op(op, tensors, ints, {}, s, whole.x.device);
+  launch_gradient_op(op, whole.x, whole.weight, whole.out, g, s);
   return true;
 }
 
 void launch_weight_sum(const View& grad, const View& x, const View& out, const Problem& p, const Settings& s) {
   static const tk_op op = tk_intern_op("conv_weight_grad");
-  const tk_tensor tensors[] = {to_core(grad), to_core(x), to_core(out, true)};
-  std::vector<int64_t> ints = geometry_ints(p.stride, p.padding, p.dilation);
-  ints.push_back(precision_of(s, x.dtype));
-  launch_op(op, tensors, ints, {}, s, x.device);
+  launch_gradient_op(op, grad, x, out, p, s);
 }
 
 // Of an unfolded input: the gradient has a place for each of its channels, of which those of taps are kept.
@@ -291,7 +300,7 @@ void launch_unfolded_weight_gradient(Problem p, const View& grad, const Settings
   launch_weight_sum(grad, x, sum, p, s);
   sum.sizes = p.weight.sizes;
   if (unfolding.taps > 1) sum.strides[5] = p.weight.sizes[View::kChannels];
-  check_shim(aoti_torch_copy_(as_tensor(p.weight).get(), as_tensor(sum).get(), 0), "keep the taps of a gradient");
+  copy(as_tensor(p.weight).get(), as_tensor(sum).get());
 }
 
 // Of each group alone, or of several as one: of that gradient the blocks on the diagonal are kept.
@@ -305,9 +314,7 @@ void launch_merged_weight_gradient(Problem p, const View& grad, const View& x, i
     const Problem one = group_of(p, g);
     launch_weight_sum(one.out, one.x, one.weight, one, s);
   }
-  if (merge == 1) return;
-  check_shim(aoti_torch_copy_(groups_of(weight, merge).get(), diagonal_of(p.weight, weight, merge).get(), 0),
-             "keep the blocks of a gradient");
+  if (merge > 1) copy(groups_of(weight, merge).get(), diagonal_of(p.weight, weight, merge).get());
 }
 
 }  // namespace

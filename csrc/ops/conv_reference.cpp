@@ -12,28 +12,16 @@ namespace {
 
 constexpr Spatial kNone = {0, 0, 0};
 
-Tensor same(const Tensor& x) {
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch_new_tensor_handle(x.get(), &handle), "share a tensor");
-  return Tensor(handle);
-}
-
 Tensor wide(const Tensor& x) {
   const Meta m = meta(x);
-  if (m.dtype == kFloat32 || m.dtype == kFloat64) return same(x);
-  Tensor result = empty(m.sizes, kFloat32, m.device);
-  check_shim(aoti_torch_copy_(result.get(), x.get(), 0), "widen a tensor");
-  return result;
+  return m.dtype == kFloat32 || m.dtype == kFloat64 ? alias(x.get()) : copied(m, kFloat32);
 }
 
 // The pixels of a padded image that are those of the image itself.
 Tensor interior(const Tensor& padded, std::span<const int64_t> sizes, const Spatial& low) {
   const Meta m = meta(padded);
   const int64_t offset = low[0] * m.strides[2] + low[1] * m.strides[3] + low[2] * m.strides[4];
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch__reinterpret_tensor(padded.get(), m.dim(), sizes.data(), m.strides.data(), offset, &handle),
-             "view an image");
-  return Tensor(handle);
+  return view(padded.get(), sizes, m.strides, offset);
 }
 
 // What ATen cannot say itself: padding that differs at the two ends.
@@ -45,7 +33,7 @@ Tensor padded(const Tensor& input, const Geometry& g) {
   for (size_t d = 0; d < 3; d++) sizes[2 + d] += g.padding[d] + g.padding_high[d];
   Tensor result = empty(sizes, m.dtype, m.device);
   check_shim(aoti_torch_zero_(result.get()), "pad");
-  check_shim(aoti_torch_copy_(interior(result, m.sizes, g.padding).get(), input.get(), 0), "pad");
+  copy(interior(result, m.sizes, g.padding).get(), input.get());
   return result;
 }
 
@@ -64,8 +52,7 @@ void reference_conv(const Tensor& input, const Tensor& weight, const Tensor& bia
                                         uneven ? kNone.data() : g.padding.data(), 3, g.dilation.data(), 3, 0,
                                         kNone.data(), 3, g.groups, &result),
              "convolve");
-  const Tensor y = activate(Tensor(result), activation);
-  check_shim(aoti_torch_copy_(out.get(), y.get(), 0), "copy the result");
+  copy(out.get(), activate(Tensor(result), activation).get());
 }
 
 void reference_conv_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight, const Geometry& g,
@@ -82,9 +69,9 @@ void reference_conv_gradient(const Tensor& grad, const Tensor& input, const Tens
                  3, g.dilation.data(), 3, 0, kNone.data(), 3, g.groups, mask, 3, &results[0], &results[1], &results[2]),
              "work out a gradient");
   const Tensor owned[] = {Tensor(results[0]), Tensor(results[1]), Tensor(results[2])};
-  Tensor result = same(owned[of_input ? 0 : 1]);
-  if (of_input && uneven) result = interior(result, meta(out).sizes, g.padding);
-  check_shim(aoti_torch_copy_(out.get(), result.get(), 0), "copy the result");
+  const Tensor& result = owned[of_input ? 0 : 1];
+  const bool is_padded = of_input && uneven;
+  copy(out.get(), is_padded ? interior(result, meta(out).sizes, g.padding).get() : result.get());
 }
 
 }  // namespace tk::ops

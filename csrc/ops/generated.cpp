@@ -232,17 +232,15 @@ void allocate(const tk_tensor& declared, const tk_result& result, Frame& f) {
     std::copy_n(declared.strides, ndim, strides);
   }
   std::copy_n(declared.sizes, ndim, sizes + n_leading);
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch_empty_strided(n_leading + ndim, sizes, strides, declared.dtype, f.device.type, f.device.index,
-                                      &handle),
-             "allocate memory");
+  const size_t rank = n_leading + ndim;
+  Tensor memory = empty_strided({sizes, rank}, {strides, rank}, declared.dtype, f.device);
   // No kernel writes what is only described: who looks something up by it finds the first place, not what memory had.
   if (is_described()) [[unlikely]]
-    check_shim(aoti_torch_zero_(handle), "fill a result with zeros");
+    check_shim(aoti_torch_zero_(memory.get()), "fill a result with zeros");
   const uint32_t i = f.n_tensors++;
-  f.handles[i] = handle;
+  f.handles[i] = memory.release();
   f.dtypes[i] = declared.dtype;
-  f.layouts[i] = layout_of(handle, ndim, has_leading, false);
+  f.layouts[i] = layout_of(f.handles[i], ndim, has_leading, false);
 }
 
 void allocate_outputs(Frame& f, int32_t device) {
@@ -302,11 +300,7 @@ Tensor empty_joined(const Frame& f, uint32_t i) {
   const Layout& like = f.layouts[i];
   int64_t strides[kMaxLeading + TK_MAX_DIMS];
   joined_strides(like, f.all_layouts(), strides);
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch_empty_strided(static_cast<int64_t>(like.sizes.size()), like.sizes.data(), strides, f.dtypes[i],
-                                      f.device.type, f.device.index, &handle),
-             "allocate memory");
-  return Tensor(handle);
+  return empty_strided(like.sizes, {strides, like.sizes.size()}, f.dtypes[i], f.device);
 }
 
 // Leading dimensions that do not join into three: tensors that stand in the way are copied into dense ones and, where

@@ -49,26 +49,14 @@ void check_offs(const Meta& offs, const Meta& a, bool is_ragged) {
   ops::check_offs(kName, offs, a);
 }
 
-void check_inner(const Factors& f) {
-  if (f.a.tensor.sizes.back() != f.b.tensor.sizes[f.b.tensor.sizes.size() - 2])
-    fail_argument(text(kName, ": the inner sizes differ: ", f.a_name, " is ", describe_sizes(f.a.tensor.sizes), ", ",
-                       f.b_name, " is ", describe_sizes(f.b.tensor.sizes)));
-}
-
 void check_cuda_dtype(const Meta& a) {
   if (target(a.device) >= 0 && a.dtype != kBFloat16 && a.dtype != kFloat16)
     fail_unsupported(text(kName, ": a is ", dtype_name(a.dtype), "; on CUDA bfloat16 and float16 are supported"));
 }
 
-// [N], or [groups, N], as a batch of rows, one for each group.
 void set_bias(Call& call, const Meta& bias, int64_t groups, int64_t cols) {
-  if (!bias) return;
-  Product& p = call.p;
-  check_same(kName, "a", p.factors[0].a.tensor, "bias", bias);
-  if (!group_rows(bias, groups, cols, p.bias.matrix))
-    fail_argument(
-        text(kName, ": bias is ", describe_sizes(bias.sizes), ", must be [", cols, "] or [", groups, ", ", cols, "]"));
-  p.bias.tensor = bias;
+  if (bias) check_same(kName, "a", call.p.factors[0].a.tensor, "bias", bias);
+  set_group_bias(call.p, bias, groups, cols);
 }
 
 // --- The three kinds ---
@@ -79,8 +67,6 @@ void set_ragged_rows(Call& call, const Meta& bias) {
   const bool by_columns = f.a.tensor.dim() == 3;
   const Meta& of_groups = by_columns ? f.a.tensor : f.b.tensor;
   check_groups(kName, by_columns ? "a" : "b", of_groups, call.offs);
-  f.a.matrix = matrix_of(f.a.tensor);
-  f.b.matrix = matrix_of(f.b.tensor);
   set_sizes(call, {f.a.matrix.rows, f.b.matrix.cols});
   if (!by_columns) return set_bias(call, bias, call.groups(), f.b.matrix.cols);
   if (bias) fail_argument(text(kName, ": a bias is of columns, which are ragged here: add it to the result"));
@@ -91,9 +77,7 @@ void set_ragged_rows(Call& call, const Meta& bias) {
 }
 
 void set_ragged_inside(Call& call, const Meta& bias) {
-  Factors& f = call.p.factors[0];
-  f.a.matrix = matrix_of(f.a.tensor);
-  f.b.matrix = matrix_of(f.b.tensor);
+  const Factors& f = call.p.factors[0];
   call.is_ragged_inside = true;
   set_sizes(call, {call.groups(), f.a.matrix.rows, f.b.matrix.cols});
   set_bias(call, bias, call.groups(), f.b.matrix.cols);
@@ -192,7 +176,9 @@ Tensor grouped_mm(const Tensor& a, const Tensor& b, const OptionalTensor& offs, 
   check_same(kName, "a", f.a.tensor, "b", f.b.tensor);
   check_dtype(kName, "a", f.a.tensor);
   check_settings(kName, settings);
-  check_inner(f);
+  f.a.matrix = matrix_of(f.a.tensor);
+  f.b.matrix = matrix_of(f.b.tensor);
+  check_inner_sizes(kName, f);
   f.a.tensor.dim() == f.b.tensor.dim() ? set_ragged_inside(call, meta(bias)) : set_ragged_rows(call, meta(bias));
   return run_groups(call, std::move(out));
 }

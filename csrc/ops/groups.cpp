@@ -21,6 +21,13 @@ bool group_rows(const Meta& tensor, int64_t groups, int64_t cols, Matrix& out) {
   return true;
 }
 
+void set_group_bias(Product& p, const Meta& bias, int64_t groups, int64_t cols) {
+  if (bias && !group_rows(bias, groups, cols, p.bias.matrix))
+    fail_argument(
+        text(p.name, ": bias is ", describe_sizes(bias.sizes), ", must be [", cols, "] or [", groups, ", ", cols, "]"));
+  p.bias.tensor = bias;
+}
+
 tk_tensor core_offs(const Meta& offs) { return core_tensor({offs, {1, offs.sizes[0], 0, offs.strides[0]}}); }
 
 Operand matrix_at(const Operand& batch, int64_t i) {

@@ -14,6 +14,8 @@ void check_groups(const char* op, const char* name, const Meta& tensor, const Me
 
 // [N], or [groups, N], as a batch of rows, one for each group. False when it is neither.
 bool group_rows(const Meta& tensor, int64_t groups, int64_t cols, Matrix& out);
+// The bias of a product, if there is one, as such rows.
+void set_group_bias(Product& p, const Meta& bias, int64_t groups, int64_t cols);
 
 // As the core takes them: one row.
 tk_tensor core_offs(const Meta& offs);

@@ -115,13 +115,7 @@ tk_tensor to_core(const View& view, bool is_written) {
   return t;
 }
 
-Tensor as_tensor(const View& view) {
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch__reinterpret_tensor(view.handle, View::kRank, view.sizes.data(), view.strides.data(),
-                                            view.offset, &handle),
-             "view an image");
-  return Tensor(handle);
-}
+Tensor as_tensor(const View& x) { return view(x.handle, x.sizes, x.strides, x.offset); }
 
 bool suggests_channels_last(const Meta& tensor, int64_t spatial) {
   if (spatial < 2 || tensor.dim() != spatial + 2 || tensor.strides[1] == 0) return false;
@@ -146,11 +140,7 @@ Tensor empty_image(std::span<const int64_t> sizes, bool channels_last, int32_t d
     strides[d] = stride;
     stride *= std::max<int64_t>(sizes[d], 1);
   }
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch_empty_strided(static_cast<int64_t>(rank), sizes.data(), strides.data(), dtype, device.type,
-                                      device.index, &handle),
-             "allocate memory");
-  return Tensor(handle);
+  return empty_strided(sizes, std::span(strides).first(rank), dtype, device);
 }
 
 }  // namespace tk::ops

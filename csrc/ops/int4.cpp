@@ -78,8 +78,7 @@ void set_bias(Call& call, const Meta& bias) {
   if (!bias) return;
   Product& p = call.p;
   check_same(p.name, "a", p.factors[0].a.tensor, "bias", bias);
-  if (bias.dim() != 1 || bias.sizes[0] != call.n())
-    fail_argument(text(p.name, ": bias is ", describe_sizes(bias.sizes), ", must be [", call.n(), "]"));
+  check_bias_of_columns(p.name, bias, call.n());
   p.bias.tensor = bias;
   p.bias.matrix = {p.factors[0].a.matrix.rows, call.n(), 0, bias.strides[0]};
 }
@@ -166,9 +165,7 @@ void launch_apart(const Call& call, const Tensor& out) {
   b.tensor = meta(weight);
   b.matrix = matrix_of(b.tensor);
   p.out = {};
-  AtenTensorHandle same = nullptr;
-  check_shim(aoti_torch_new_tensor_handle(out.get(), &same), "refer to the result");
-  run(p, p.bias.tensor, meta(out).sizes, Tensor(same));
+  run(p, p.bias.tensor, meta(out).sizes, alias(out.get()));
 }
 
 // --- All of it ---

@@ -50,8 +50,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
   if (bias_meta) check_rank(p.name, "bias", bias_meta, 1);
   std::vector<int64_t> sizes(a.tensor.sizes.begin(), a.tensor.sizes.end());
   sizes.back() = b.matrix.cols;
-  if (bias_meta && bias_meta.sizes[0] != sizes.back())
-    fail_argument(text("tk.linear: bias is ", describe_sizes(bias_meta.sizes), ", must be [", sizes.back(), "]"));
+  if (bias_meta) check_bias_of_columns(p.name, bias_meta, sizes.back());
   return run(p, bias_meta, sizes, std::move(out));
 }
 

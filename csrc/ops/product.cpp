@@ -11,9 +11,9 @@ namespace {
 
 // --- Checks ---
 
-[[noreturn]] void fail_shapes(const Product& p, const char* what, const Factors& f) {
-  fail_argument(text(p.name, ": the ", what, " sizes differ: ", f.a_name, " is ", describe_sizes(f.a.tensor.sizes),
-                     ", ", f.b_name, " is ", describe_sizes(f.b.tensor.sizes)));
+[[noreturn]] void fail_shapes(const char* op, const char* what, const Factors& f) {
+  fail_argument(text(op, ": the ", what, " sizes differ: ", f.a_name, " is ", describe_sizes(f.a.tensor.sizes), ", ",
+                     f.b_name, " is ", describe_sizes(f.b.tensor.sizes)));
 }
 
 void check_same(const Product& p) {
@@ -125,13 +125,22 @@ void check_same(const char* op, const char* a_name, const Meta& a, const char* b
                        "; they must have one dtype"));
 }
 
+void check_inner_sizes(const char* op, const Factors& f) {
+  if (f.a.matrix.cols != f.b.matrix.rows) [[unlikely]]
+    fail_shapes(op, "inner", f);
+}
+
+void check_bias_of_columns(const char* op, const Meta& bias, int64_t cols) {
+  if (bias.dim() != 1 || bias.sizes[0] != cols) [[unlikely]]
+    fail_argument(text(op, ": bias is ", describe_sizes(bias.sizes), ", must be [", cols, "]"));
+}
+
 void check_shapes(const Product& p) {
   const Factors& first = p.factors[0];
   for (const Factors& f : p.all()) {
-    if (f.a.matrix.cols != f.b.matrix.rows) [[unlikely]]
-      fail_shapes(p, "inner", f);
+    check_inner_sizes(p.name, f);
     if (f.a.matrix.batch != f.b.matrix.batch) [[unlikely]]
-      fail_shapes(p, "batch", f);
+      fail_shapes(p.name, "batch", f);
     if (f.a.matrix.rows != first.a.matrix.rows || f.b.matrix.cols != first.b.matrix.cols) [[unlikely]]
       fail_argument(text(p.name, ": ", f.a_name, " @ ", f.b_name, " is [", f.a.matrix.rows, ", ", f.b.matrix.cols,
                          "], ", first.a_name, " @ ", first.b_name, " is [", first.a.matrix.rows, ", ",

@@ -29,8 +29,12 @@ void check_device(const char* op, const char* a_name, const Meta& a, const char*
 // One device, one dtype.
 void check_same(const char* op, const char* a_name, const Meta& a, const char* b_name, const Meta& b);
 
+// Of a and b: as many columns as rows.
+void check_inner_sizes(const char* op, const Factors& f);
 // Sizes that go together.
 void check_shapes(const Product& p);
+// A bias of one number for each of `cols` columns.
+void check_bias_of_columns(const char* op, const Meta& bias, int64_t cols);
 // bfloat16, float16 and float32; float64 on the CPU.
 void check_dtype(const char* op, const char* name, const Meta& tensor);
 // What settings.out_dtype asks for. Throws for what the operands' dtype does not have.

@@ -12,11 +12,7 @@ namespace {
 // An ATen op of tensors to one tensor.
 template <class... Tensors>
 Tensor aten(const char* name, const char* overload, const Tensors&... inputs) {
-  const auto word = [&](const Tensor& t) {
-    AtenTensorHandle copy = nullptr;
-    check_shim(aoti_torch_new_tensor_handle(t.get(), &copy), name);
-    return torch::stable::detail::from(copy);
-  };
+  const auto word = [](const Tensor& t) { return torch::stable::detail::from(alias(t.get()).release()); };
   std::array stack{word(inputs)...};
   check_shim(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION), name);
   return Tensor(torch::stable::detail::to<AtenTensorHandle>(stack[0]));
@@ -39,21 +35,15 @@ Tensor add_scaled(const Tensor& x, const Tensor& y, double factor) {
 }
 
 // The same memory as a matrix, or a batch of them.
-Tensor view(const Tensor& x, const Matrix& m, int64_t offset = 0) {
+Tensor view(AtenTensorHandle x, const Matrix& m, int64_t offset) {
   const int64_t sizes[] = {m.batch, m.rows, m.cols};
   const int64_t strides[] = {m.batch_stride, m.row_stride, m.col_stride};
-  const int64_t first = m.is_batch ? 0 : 1;
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch__reinterpret_tensor(x.get(), 3 - first, sizes + first, strides + first, offset, &handle),
-             "view a matrix");
-  return Tensor(handle);
+  const size_t first = m.is_batch ? 0 : 1;
+  return ops::view(x, std::span(sizes).subspan(first), std::span(strides).subspan(first), offset);
 }
 
-Tensor view(const Operand& x) {
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch_new_tensor_handle(x.tensor.handle, &handle), "view a matrix");
-  return view(Tensor(handle), x.matrix, x.offset);
-}
+Tensor view(const Tensor& x, const Matrix& m) { return view(x.get(), m, 0); }
+Tensor view(const Operand& x) { return view(x.tensor.handle, x.matrix, x.offset); }
 
 // In the order of memory that x has: a conversion that transposes is many times slower.
 Tensor converted(const Operand& x, int32_t dtype) {

@@ -28,9 +28,7 @@ void set_factors(Call& call, const Meta& a, const Meta& b) {
   check_float8(call.s);
   f.a.matrix = matrix_of(a);
   f.b.matrix = matrix_of(b);
-  if (f.a.matrix.cols != f.b.matrix.rows)
-    fail_argument(
-        text(kName, ": the inner sizes differ: a is ", describe_sizes(a.sizes), ", b is ", describe_sizes(b.sizes)));
+  check_inner_sizes(kName, f);
 }
 
 void set_scales(Call& call, const Meta& scale_a, const Meta& scale_b) {
@@ -45,15 +43,6 @@ void set_scales(Call& call, const Meta& scale_a, const Meta& scale_b) {
   if (scale_b.dim() != 2 || !group_rows(scale_b, call.groups(), b.cols, s.scale_b.matrix))
     fail_argument(
         text(kName, ": scale_b is ", describe_sizes(scale_b.sizes), ", must be [", call.groups(), ", ", b.cols, "]"));
-}
-
-void set_bias(Call& call, const Meta& bias) {
-  if (!bias) return;
-  const int64_t cols = call.factors().b.matrix.cols;
-  call.s.p.bias.tensor = bias;
-  if (!group_rows(bias, call.groups(), cols, call.s.p.bias.matrix))
-    fail_argument(text(kName, ": bias is ", describe_sizes(bias.sizes), ", must be [", cols, "] or [", call.groups(),
-                       ", ", cols, "]"));
 }
 
 void compute_on_cpu(const Call& call) {
@@ -89,7 +78,7 @@ Tensor scaled_grouped_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a
   check_groups(kName, "b", call.factors().b.tensor, call.offs);
   set_scales(call, meta(scale_a), meta(scale_b));
   const Tensor wide = widened_bias(call.s, meta(bias));
-  set_bias(call, meta(wide ? wide : bias));
+  set_group_bias(call.s.p, meta(wide ? wide : bias), call.groups(), of_b.cols);
   const int64_t sizes[] = {of_a.rows, of_b.cols};
   Tensor result = scaled_out(call.s, sizes, std::move(out));
   const bool is_nothing = call.s.p.out.matrix.is_empty() || call.groups() == 0;

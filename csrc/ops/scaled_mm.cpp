@@ -28,8 +28,7 @@ void set_scale(const ScaledProduct& s, const char* name, const Meta& scale, bool
 
 void set_bias(ScaledProduct& s, const Meta& bias, int64_t cols) {
   if (!bias) return;
-  if (bias.dim() != 1 || bias.sizes[0] != cols)
-    fail_argument(text(kName, ": bias is ", describe_sizes(bias.sizes), ", must be [", cols, "]"));
+  check_bias_of_columns(kName, bias, cols);
   s.p.bias = {bias, {1, cols, 0, bias.strides[0]}};
 }
 

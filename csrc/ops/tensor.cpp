@@ -67,18 +67,34 @@ Tensor empty(std::span<const int64_t> sizes, int32_t dtype, Device device) {
     strides[d] = stride;
     stride *= sizes[d] > 1 ? sizes[d] : 1;
   }
+  return empty_strided(sizes, {strides, sizes.size()}, dtype, device);
+}
+
+Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> strides, int32_t dtype, Device device) {
   AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides, dtype, device.type,
-                                      device.index, &handle),
+  check_shim(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype,
+                                      device.type, device.index, &handle),
              "allocate memory");
+  return Tensor(handle);
+}
+
+Tensor alias(AtenTensorHandle tensor) {
+  AtenTensorHandle handle = nullptr;
+  check_shim(aoti_torch_new_tensor_handle(tensor, &handle), "refer to a tensor");
+  return Tensor(handle);
+}
+
+Tensor view(AtenTensorHandle tensor, std::span<const int64_t> sizes, std::span<const int64_t> strides, int64_t offset) {
+  AtenTensorHandle handle = nullptr;
+  check_shim(aoti_torch__reinterpret_tensor(tensor, static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                                            offset, &handle),
+             "view a tensor");
   return Tensor(handle);
 }
 
 void resize(const Tensor& tensor, std::span<const int64_t> sizes) {
   if (std::ranges::equal(meta(tensor).sizes, sizes)) return;
-  AtenTensorHandle same = nullptr;
-  check_shim(aoti_torch_new_tensor_handle(tensor.get(), &same), "resize a tensor");
-  std::array stack{torch::stable::detail::from(same),
+  std::array stack{torch::stable::detail::from(alias(tensor.get()).release()),
                    torch::stable::detail::from(std::vector<int64_t>(sizes.begin(), sizes.end())),
                    torch::stable::detail::from(std::optional<int64_t>())};
   check_shim(torch_call_dispatcher("aten::resize_", "", stack.data(), TORCH_ABI_VERSION), "resize a tensor");

@@ -86,8 +86,15 @@ int32_t read_device_type(AtenTensorHandle tensor, std::string_view op, std::stri
 const void* read_pointer(const Meta& tensor);
 void* write_pointer(const Meta& tensor);
 
-// An uninitialised row-major tensor, without going through the dispatcher.
+// An uninitialised row-major tensor, without going through the dispatcher; or one of any strides.
 Tensor empty(std::span<const int64_t> sizes, int32_t dtype, Device device);
+Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> strides, int32_t dtype, Device device);
+
+// Another handle of the same tensor.
+Tensor alias(AtenTensorHandle tensor);
+
+// Some elements of a tensor as a tensor. offset: of the first of them, in elements.
+Tensor view(AtenTensorHandle tensor, std::span<const int64_t> sizes, std::span<const int64_t> strides, int64_t offset);
 
 // By torch, as its ops do it for an `out` without elements; nothing where the sizes are these already.
 void resize(const Tensor& tensor, std::span<const int64_t> sizes);
