@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable
 from functools import partial
@@ -12,12 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.testing import assert_close
 from use_models import MLP, Llama, RMSNorm, Rotary, calls, tokens
 
 import tk
 from tk.dropin import recognise
 from tk.dropin.functions.activations import SWIGLU
+from tk.dropin.graph import graph_of
 
 
 class Computing(nn.Module):
@@ -103,6 +106,23 @@ def test_calls_that_are_not_the_norms() -> None:
     assert model(hidden=x).dtype is torch.float32
     with pytest.raises(RuntimeError, match="must match the size"):
         model(torch.randn(3, 7))
+
+
+def test_what_refuses_the_examples_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """torch logs an error with a traceback where an op refuses tensors without values."""
+    caplog.set_level(logging.WARNING, "torch._subclasses.fake_tensor")
+
+    def errors() -> list[str]:
+        return [r.name for r in caplog.records if r.levelno >= logging.WARNING]
+
+    def averages(x: Tensor) -> Tensor:
+        return x.mean((5, 6))
+
+    assert graph_of(averages, (torch.ones(2, 3),)) is None
+    assert not errors()
+    with FakeTensorMode() as mode, pytest.raises(IndexError):
+        averages(mode.from_tensor(torch.ones(2, 3)))
+    assert errors()  # others' are, as before
 
 
 def test_recognising_changes_nothing() -> None:

@@ -15,30 +15,57 @@ from torch.nn import Parameter
 
 from tk.dropin.target import dtype_name
 
-__all__ = ["Decide", "State", "autocast_dtype", "count", "is_captured", "kind_of", "remembered", "skipping"]
+__all__ = [
+    "Decide", "Remember", "Root", "State", "asking", "autocast_dtype", "count", "is_captured", "kind_of", "remembered",
+    "skipping",
+]  # fmt: skip
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Decide = Callable[[bool, Args, Kwargs], bool]  # in a CUDA graph or not, of these arguments: whether tk serves them
 State = Callable[[], Hashable]  # what else of the process they depend on; None for what is not remembered
+Remember = Callable[[Decide], Callable[..., bool]]  # `remembered`, for the calls of one function
 
 _MOST_KINDS = 4096  # of calls that are remembered
-_ASKED_AGAIN, _FOR_GOOD = 64, -1  # calls of a module after which it is looked at anew
+_ASKED_AGAIN, _FOR_GOOD = 64, -1  # calls of a module, or a model, after which it is looked at anew
 
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.Size})
 
 
 class _Tally(threading.local):
-    """How many calls were counted in this thread, since whoever looks at it began."""
+    """How many calls were counted in this thread. served: since whoever looks at it began. ever: in all, with those
+    that were decided for the first time."""
 
     served = 0
+    ever = 0
 
 
 _tally = _Tally()
 
 
-def remembered(decide: Decide, state: State) -> Callable[..., bool]:
-    """Whether tk serves a call; decide is asked once for each kind of call."""
+class _Here(threading.local):
+    """What one thread does with a model. is_running: its forward. is_left: that as it is written."""
+
+    is_running = False
+    is_left = False
+
+
+class Root:
+    """A used model as a whole. Where nothing of its forward was served, and nothing was new, the next forwards of the
+    same kind of input run as they are written: its modules then ask nothing, but whether that is so."""
+
+    def __init__(self) -> None:
+        self.here = _Here()
+        self.was_left_in_training = False
+
+    def may_decide(self) -> bool:
+        """Whether a kind of call that is new may be decided. What is checkpointed runs again in the backward pass, no
+        more within the model's forward; if that ran as it is written, then so does this."""
+        return not self.was_left_in_training or self.here.is_running or not torch.is_grad_enabled()
+
+
+def remembered(decide: Decide, state: State, root: Root | None = None) -> Callable[..., bool]:
+    """Whether tk serves a call; decide is asked once for each kind of call. root: of the model that makes it."""
     kinds: dict[Any, tuple[bool, bool]] = {}
 
     def takes(*args: Any, **kwargs: Any) -> bool:
@@ -50,8 +77,11 @@ def remembered(decide: Decide, state: State) -> Callable[..., bool]:
             return decide(is_captured(), args, kwargs)
         both = kinds.get(kind)
         if both is None:
+            if root is not None and not root.may_decide():
+                return False
             if len(kinds) >= _MOST_KINDS:
                 kinds.clear()
+            _tally.ever += 1
             both = kinds[kind] = decide(False, args, kwargs), decide(True, args, kwargs)
         eagerly, captured = both
         is_served = eagerly if eagerly == captured or not is_captured() else captured
@@ -65,6 +95,7 @@ def remembered(decide: Decide, state: State) -> Callable[..., bool]:
 def count() -> None:
     """A call that tk served, or of which a later one may be decided otherwise."""
     _tally.served += 1
+    _tally.ever += 1
 
 
 def kind_of(args: Args, kwargs: Kwargs, state: Hashable) -> tuple[Any, ...] | None:
@@ -103,18 +134,21 @@ def is_captured() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def skipping(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Any:
+def skipping(ours: Callable[..., Any], theirs: Callable[..., Any], root: Root) -> Any:
     """A method of one module: ``ours``, whose calls are decided, or ``theirs``, as it is written, where ours served
-    none of the same input before, and no CUDA graph is recorded.
+    none of the same input before, and no CUDA graph is recorded, or where the whole model runs as it is written.
 
     With gradients that holds for good, of exactly this input: what is checkpointed must decide alike when it runs
     again. Without, it holds for some calls, and the first argument alone is looked at, which is quicker.
     """
     left: dict[Any, int] = {}  # by the input, how many more calls run as written; below 0: all
+    here = root.here
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return ours(self, *args, **kwargs)
+        if here.is_left:
+            return theirs(self, *args, **kwargs)
         kind: Any
         if torch.is_grad_enabled():
             kind, first = kind_of(args, kwargs, self.training), _FOR_GOOD
@@ -138,7 +172,56 @@ def skipping(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Any:
             _tally.served = outside
         return result
 
-    # A code object of its own, of which torch.compile counts the graphs.
+    return _as(ours, forward)
+
+
+def asking(ours: Callable[..., Any], root: Root) -> Any:
+    """The forward of a model that is ``root``: ours, in which its modules run as they are written where nothing of the
+    same kind of input was served, or new, the last time."""
+    left: dict[Any, int] = {}  # by the kind of input, how many more calls run as written
+    here = root.here
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or here.is_running or is_captured():
+            return ours(self, *args, **kwargs)
+        kind = _input_like(self.training, args, kwargs)
+        more, before = left.get(kind, 0), _tally.ever
+        here.is_running, here.is_left = True, more > 0
+        try:
+            result = ours(self, *args, **kwargs)
+        finally:
+            here.is_running = here.is_left = False
+        if more:
+            left[kind] = more - 1
+        elif _tally.ever == before and len(left) < _MOST_KINDS:
+            left[kind] = _ASKED_AGAIN
+            root.was_left_in_training |= torch.is_grad_enabled()
+        return result
+
+    return _as(ours, forward)
+
+
+def _input_like(is_training: bool, args: Args, kwargs: Kwargs) -> tuple[Any, ...]:
+    """The kind of a model's input: of its first tensor the shape, and of all others the next powers of two, for a mask
+    and a cache grow with every token."""
+    kind: list[Any] = [is_training, torch.is_grad_enabled(), torch._C._is_any_autocast_enabled(), *kwargs]
+    sizes: Callable[[torch.Size], Any] = tuple
+    for x in (*args, *kwargs.values()):
+        for t in x if type(x) is tuple or type(x) is list else (x,):
+            if isinstance(t, Tensor):
+                kind += (t.dtype, t.requires_grad, sizes(t.shape))
+                sizes = _powers_of_two
+            else:
+                kind.append(t if type(t) in _PLAIN else type(t))
+    return tuple(kind)
+
+
+def _powers_of_two(shape: torch.Size) -> tuple[int, ...]:
+    return tuple([int(n).bit_length() for n in shape])
+
+
+def _as(ours: Callable[..., Any], forward: Any) -> Any:
+    """With a code object of its own, of which torch.compile counts the graphs, and the signature, which torch.export
+    binds arguments by."""
     forward.__code__ = forward.__code__.replace(co_name=ours.__name__)
-    functools.update_wrapper(forward, ours)  # with its signature, which torch.export binds arguments by
-    return forward
+    return functools.update_wrapper(forward, ours)

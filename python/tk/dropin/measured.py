@@ -18,7 +18,7 @@ from torch import Tensor
 from tk import _cache
 from tk._table import Records, bar, table
 from tk._version import __version__
-from tk.dropin.decisions import Decide, State, autocast_dtype, remembered
+from tk.dropin.decisions import Decide, Remember, autocast_dtype
 from tk.dropin.target import dtype_name, needs_gradient
 from tk.generated.problem import memory_order
 from tk.parallel import is_distributed
@@ -185,9 +185,11 @@ class Table:
     def knows(self, op: str) -> bool:
         return op in self._ops
 
-    def predicate(self, op: str, legal: Callable[..., bool], by_rules: Decide, state: State) -> Callable[..., bool]:
+    def predicate(
+        self, op: str, legal: Callable[..., bool], by_rules: Decide, remember: Remember
+    ) -> Callable[..., bool]:
         """Whether a call is served. legal: whether tk takes it at all; by_rules: the answer where its class was not
-        measured. state: what they depend on beside the arguments."""
+        measured."""
         # By class, whether a gradient is needed, and whether a graph records the call: whether tk is faster.
         faster: dict[tuple[Class, bool, bool], bool] = {}
         for m in (m for (of, _), m in self._found.items() if of == op):
@@ -208,7 +210,7 @@ class Table:
             found = None if call is None else find(call, needs_gradient(*args, *kwargs.values()), is_captured)
             return by_rules(is_captured, args, kwargs) if found is None else found
 
-        return remembered(decide, state)
+        return remember(decide)
 
     def is_faster_on_device(self, op: str, call: Class, has_gradient: bool) -> bool | None:
         """Of a class of calls, by the device's time alone; None where it was not measured."""

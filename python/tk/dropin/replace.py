@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 import tk
 from tk._arguments import flag
 from tk.dropin import recognise
-from tk.dropin.decisions import skipping
+from tk.dropin.decisions import Root, asking, skipping
 from tk.dropin.functions import stand_ins
 from tk.dropin.functions.norms import RMS_NORM
 from tk.dropin.functions.tables import ROPE
@@ -84,10 +84,13 @@ def use(model: nn.Module, *, sample: Any = None, only_faster: bool = True) -> Re
 
 
 def _use(model: nn.Module, target: Target, recording: Recording | None = None) -> Report:
-    walk = _Walk(model, target, recording)
+    root = Root()
+    walk = _Walk(model, replace(target, root=root), recording)
     records, swaps = _walked(model, walk)
     if target.only_faster:
-        swaps = [Swap(module, name, _skipping(module, name, method.__func__)) for module, name, method in swaps]
+        swaps = [Swap(module, name, _skipping(module, name, method.__func__, root)) for module, name, method in swaps]
+        if any(swap.module is not model for swap in swaps) and walk.may_touch(model):
+            swaps = _asking(model, swaps, root)
     for swap in swaps:
         swap.do()
     return Report(records, swaps, recording.found.values() if recording else ())
@@ -104,8 +107,16 @@ def _walked(model: nn.Module, walk: _Walk) -> tuple[list[Record], list[Swap]]:
     return records, swaps
 
 
-def _skipping(module: nn.Module, name: str, ours: Callable[..., Any]) -> MethodType:
-    return MethodType(mark(skipping(ours, getattr(type(module), name))), module)
+def _skipping(module: nn.Module, name: str, ours: Callable[..., Any], root: Root) -> MethodType:
+    return MethodType(mark(skipping(ours, getattr(type(module), name), root)), module)
+
+
+def _asking(model: nn.Module, swaps: list[Swap], root: Root) -> list[Swap]:
+    """With the model's own forward, which asks for all of its modules at once."""
+    own = next((s for s in swaps if s.module is model and s.name == "forward"), None)
+    ours = type(model).forward if own is None else own.method.__func__
+    asks = Swap(model, "forward", MethodType(mark(asking(ours, root)), model))
+    return [*(s for s in swaps if s is not own), asks]
 
 
 def _measure(model: nn.Module, target: Target, sample: Any, device: torch.device) -> Recording:
@@ -182,6 +193,10 @@ class _Walk:
         return record, found.methods if is_replaced else {}
 
     # --- What must stay as it is ---
+
+    def may_touch(self, model: nn.Module) -> bool:
+        """Whether the model's own forward may be another."""
+        return self._why_untouched("", model) is None and isinstance(type(model).forward, FunctionType)
 
     def _why_untouched(self, path: str, module: nn.Module) -> str | None:
         for above, why in self._closed.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
@@ -70,10 +71,11 @@ class Replacement:
         def by_rules(is_captured: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
             return is_fast(*args, **kwargs) and (is_captured or not waits or self._hides_the_host(args, kwargs))
 
+        remember = partial(remembered, state=self.state, root=target.root)
         measured = target.measured_of(self.op)
         if measured is None:
-            return remembered(by_rules, self.state)
-        return measured.predicate(self.op, self.takes(target.of_all()), by_rules, self.state)
+            return remember(by_rules)
+        return measured.predicate(self.op, self.takes(target.of_all()), by_rules, remember)
 
     def _hides_the_host(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether the GPU is busy with a call longer than the host is. Else the host may be what a model waits for, and

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tk import errors, timing
-from tk.dropin.decisions import Decide, State, remembered
+from tk.dropin.decisions import Decide, Remember
 from tk.dropin.measured import Class, Measurement, Pass, Times, described, key_of
 
 __all__ = ["Recording", "call_of", "unchanged"]
@@ -106,9 +106,11 @@ class Recording:
     def knows(self, op: str) -> bool:
         return True
 
-    def predicate(self, op: str, legal: Callable[..., bool], by_rules: Decide, state: State) -> Callable[..., bool]:
+    def predicate(
+        self, op: str, legal: Callable[..., bool], by_rules: Decide, remember: Remember
+    ) -> Callable[..., bool]:
         """Whether tk serves a call now. legal: whether tk takes it at all."""
-        remembered_legal = remembered(lambda _, args, kwargs: legal(*args, **kwargs), state)
+        remembered_legal = remember(lambda _, args, kwargs: legal(*args, **kwargs))
 
         def takes(*args: Any, **kwargs: Any) -> bool:
             # While it is timed as a decision will be, which is remembered.

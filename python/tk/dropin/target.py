@@ -22,6 +22,7 @@ from tk.generated.problem import memory_order
 from tk.parallel import is_distributed
 
 if TYPE_CHECKING:
+    from tk.dropin.decisions import Root
     from tk.dropin.measured import Table
     from tk.dropin.sample import Recording
 
@@ -51,6 +52,7 @@ class Target:
     measured: Table | Recording | None = None
     is_beneath: bool = False
     takes_distributed: bool = True
+    root: Root | None = None
 
     def of(self, speed: Speed) -> Target:
         """For calls of the function that has this speed."""
