@@ -35,7 +35,10 @@ def counted(q: Any) -> None:
 
 
 EFFECTS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "a module's function": (lambda q: logging.info(f"{q}"), "logs (logging.info)"),
+    "a module's function": (lambda q: logging.info("hello"), "logs (logging.info)"),
+    "a tensor's text": (lambda q: logging.info(f"{q}"), "makes a text of a tensor"),
+    "a tensor's own text": (lambda q: repr(q), "makes a text of a tensor"),
+    "a text of a list of tensors": (lambda q: str([q]), "makes a text of a tensor"),
     "one imported": (lambda q: info("q is %s", q), "logs (info)"),
     "a level that is off": (lambda q: logging.debug("hello"), "logs (logging.debug)"),
     "a logger": (lambda q: LOG.warning("at %s", q), "logs (LOG.warning)"),

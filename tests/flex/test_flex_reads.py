@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
+import collections
+import contextlib
 import dataclasses
 import enum
 import functools
 import itertools
+import math
 import random
 import sys
 import textwrap
 import time
 import types
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +27,8 @@ from tk.flex.tracing import trace
 from tk.flex.tracing.evaluate import evaluate, indices
 
 AROUND = {"torch": torch, "functools": functools, "enum": enum, "dataclasses": dataclasses, "random": random,
-          "itertools": itertools, "time": time, "types": types, "tk": tk}  # fmt: skip
+          "itertools": itertools, "time": time, "types": types, "tk": tk,
+          "collections": collections, "typing": typing}  # fmt: skip
 
 # Each: what is set up, the expression of a number that the mask reads, and the change. V is the value, X another.
 WAYS = {
@@ -354,6 +360,161 @@ WAYS = {
         "V if torch.get_float32_matmul_precision() == 'highest' else X",
         "torch.set_float32_matmul_precision('high')",
     ),
+    "two objects": ("class C: pass\na=C()\nd=C()", "V if a is d else X", "d=a"),
+    "one object": ("class C: pass\na=C()\nd=a", "V if a is d else X", "d=C()"),
+    "two lists": ("a=[1]\nd=[1]", "V if a is d else X", "d=a"),
+    "one list": ("a=[1]\nd=a", "V if a is d else X", "d=[1]"),
+    "one dict": ("a={1:1}\nd=a", "V if a is d else X", "d={1:1}"),
+    "one tuple": ("a=(1,[2])\nd=a", "V if a is d else X", "d=(1,[2])"),
+    "one set": ("a={1}\nd=a", "V if a is d else X", "d={1}"),
+    "two deques": ("a=collections.deque([1])\nd=collections.deque([1])", "V if a is d else X", "d=a"),
+    "two functions": ("def mk():\n  def f(): pass\n  return f\na=mk()\nd=mk()", "V if a is d else X", "d=a"),
+    "one function": ("def mk():\n  def f(): pass\n  return f\na=mk()\nd=a", "V if a is d else X", "d=mk()"),
+    "equal functions": ("def mk():\n  def f(): pass\n  return f\na=mk()\nd=mk()", "V if a == d else X", "d=a"),
+    "in list of functions": (
+        "def mk():\n  def f(): pass\n  return f\na=mk()\nd=mk()\nD=[d]",
+        "V if a in D else X",
+        "a=d",
+    ),
+    "equal methods": ("class C:\n  def f(s): pass\na=C()\nd=C()", "V if a.f == d.f else X", "d=a"),
+    "objects equal by identity": ("class C: pass\na=C()\nd=C()", "V if a == d else X", "d=a"),
+    "in list of objects": ("class C: pass\na=C()\nL=[C()]", "V if a in L else X", "a=L[0]"),
+    "in dict of objects": ("class C: pass\na=C()\nL={a:1}", "V if a in L else X", "a=C()"),
+    "in dict of objects, later": ("class C: pass\na=C()\nd=C()\nL={d:1}", "V if a in L else X", "a=d"),
+    "dict's get of an object": ("class C: pass\na=C()\nd=C()\nL={d:X}", "L.get(a,V)", "a=d"),
+    "list's count of objects": ("class C: pass\na=C()\nd=C()\nL=[d]", "L.count(a)+V", "a=d"),
+    "equal lists of objects": ("class C: pass\na=C()\nd=C()\nL=[a]\nM=[d]", "V if L==M else X", "M[0]=a"),
+    "object as key": ("class K: pass\nk_=K()\nj=K()\nD={k_:V,j:X}", "D[k_]", "k_=j"),
+    "tuple with an object as key": ("class K: pass\na=K()\nd=K()\nD={(a,1):V,(d,1):X}", "D[a,1]", "a=d"),
+    "function as key": ("def a(): pass\nD={a:V}", "D[a]", "D[a]=X"),
+    "attribute of a key": ("class K:\n  n=V\nk_=K()\nD={k_:1}", "sum(x.n for x in D)", "k_.n=X"),
+    "function among keys": ("N=V\ndef a(): return N\nD={a:1}", "sum(x() for x in D)", "N=X"),
+    "lru_cache of an object": (
+        "class C:\n  def __init__(s,n): s.n=n\nc=C(V)\n@functools.cache\ndef f(c): return c.n",
+        "f(c)",
+        "c=C(X)",
+    ),
+    "dict's own kind, object as key": (
+        "class D_(dict): pass\nclass C: pass\na=C()\nd=C()\nD=D_({a:V,d:X})",
+        "D[a]",
+        "a=d",
+    ),
+    "number as key": ("D={1:V,2:X}\nn=1", "D[n]", "n=2"),
+    "number in set": ("S={1,2}\nn=1", "V if n in S else X", "n=3"),
+    "set made of numbers": ("L=[V,V]", "sum({x for x in L})", "L.append(X)"),
+    "shape as key": ("t=torch.ones(4)\nD={(4,):V,(9,):X}", "D[tuple(t.shape)]", "t=torch.ones(9)"),
+    "list that holds itself": ("L=[V]\nL.append(L)", "L[0]", "L[0]=X"),
+    "own format": (
+        "class C:\n  n=1\n  def __format__(s,f): return str(s.n)\nc=C()",
+        "V if f'{c}'=='1' else X",
+        "c.n=2",
+    ),
+    "own negation": ("class C:\n  n=V\n  def __neg__(s): return -s.n\nc=C()", "-(-c)", "c.n=X"),
+    "own inversion": ("class C:\n  n=V\n  def __invert__(s): return s.n\nc=C()", "~c", "c.n=X"),
+    "own int": ("class C:\n  n=V\n  def __int__(s): return s.n\nc=C()", "int(c)", "c.n=X"),
+    "own index": ("class C:\n  n=1\n  def __index__(s): return s.n\nc=C()\nL=[0,V,X]", "L[c]", "c.n=2"),
+    "array of numpy as number": ("import numpy as np\na=np.array(V)", "float(a)", "a[...]=X"),
+    "own context": (
+        "class C:\n  n=V\n  def __enter__(s): return s.n\n"
+        "  def __exit__(s,*a): return None\nc=C()\ndef f():\n  with c as n: return n",
+        "f()",
+        "c.n=X",
+    ),
+    "int's own kind": ("class I(int):\n  def __add__(s,o): return N\nN=V\nn=I(1)", "n+1", "N=X"),
+    "attribute of a str's own kind": ("class S(str): pass\nt=S('a')\nt.n=V", "t.n", "t.n=X"),
+    "method of a str's own kind": ("N=V\nclass S(str):\n  def f(s): return N\ns_=S('a')", "s_.f()", "N=X"),
+    "own __instancecheck__": (
+        "N=True\nclass M(type):\n  def __instancecheck__(c,x): return N\nclass C(metaclass=M): pass\nc=1",
+        "V if isinstance(c,C) else X",
+        "N=False",
+    ),
+    "own __subclasshook__": (
+        "import abc\nN=True\nclass C(abc.ABC):\n  @classmethod\n  def __subclasshook__(c,x): return N\nclass D: pass",
+        "V if issubclass(D,C) else X",
+        "N=False\nclass D: pass",
+    ),
+    "call of a metaclass": (
+        "class M(type):\n  def __call__(c): return N\nclass C(metaclass=M): pass\nN=V",
+        "C()",
+        "N=X",
+    ),
+    "list's own kind matched": (
+        "class L_(list): pass\nL=L_([1,V])\ndef f():\n  match L:\n    case [1,x]: return x\n    case _: return X",
+        "f()",
+        "L[0]=2",
+    ),
+    "dict's own kind matched": (
+        "D=collections.OrderedDict(n=V)\ndef f():\n  match D:\n    case {'m':x}: return x\n    case {'n':x}: return x",
+        "f()",
+        "D['m']=X",
+    ),
+    "class matched": (
+        "@dataclasses.dataclass\nclass C: n:int\nc=C(1)\ndef f():\n"
+        "  match c:\n    case C(n=1): return V\n    case C(): return X",
+        "f()",
+        "c.n=2",
+    ),
+    "int matched": ("n=1\ndef f():\n  match n:\n    case int(): return V\n    case float(): return X", "f()", "n=1.5"),
+    "named tuple matched": (
+        "class P(typing.NamedTuple):\n  n:int\n  m:int\np=P(V,1)\ndef f():\n"
+        "  match p:\n    case (a,1): return a\n    case (a,_): return X",
+        "f()",
+        "p=P(5,2)",
+    ),
+    "exception of one's own": (
+        "class E(Exception): pass\nn=1\ndef f():\n  try:\n"
+        "    if n>1: raise E(n)\n  except E as e: return X\n  return V",
+        "f()",
+        "n=2",
+    ),
+    "exception with an attribute": (
+        "class E(Exception):\n  n=V\ndef f():\n  try: raise E()\n  except E as e: return e.n",
+        "f()",
+        "E.n=X",
+    ),
+    "tensor's text": ("t=torch.tensor(1)", "V if f'{t}'=='1' else X", "t.fill_(2)"),
+    "tensor as key": ("t=torch.ones(2)\nD={t:X}", "D.get(t,V)", ""),
+    "tensor that is no key": ("t=torch.ones(2)\nD={1:X}", "D[t]", ""),
+    "hook of all modules": (
+        "class M(torch.nn.Module):\n  def forward(s,x): return x*0+V\nm=M()",
+        "m(q)",
+        "H=torch.nn.modules.module.register_module_forward_hook(lambda m,i,o: o+1)\nGUARDS.later(H.remove)",
+    ),
+    "torch's own attribute": ("torch.my_n=V", "torch.my_n", "torch.my_n=X"),
+    "function put into torch": ("torch.my_f=lambda: V", "torch.my_f()", "torch.my_f=lambda: X"),
+    "list put into torch": ("torch.my_l=[V]", "torch.my_l[0]", "torch.my_l[0]=X"),
+    "math's own attribute": ("import math\nmath.my_n=V", "math.my_n", "math.my_n=X"),
+    "function put into math": ("import math\nmath.my_f=lambda: V", "math.my_f()", "math.my_f=lambda: X"),
+    "built-in put there": ("import builtins\nbuiltins.my_n=V", "my_n", "import builtins\nbuiltins.my_n=X"),
+    "built-in that comes": (
+        "import builtins\nbuiltins.__dict__.pop('my_m',None)\n"
+        "def f():\n  try: return my_m\n  except NameError: return V",
+        "f()",
+        "import builtins\nbuiltins.my_m=X",
+    ),
+    "enum's own text": (
+        "N='a'\nclass E(enum.Enum):\n  A='z'\n  def __str__(s): return N\ne=E.A",
+        "V if str(e)=='a' else X",
+        "N='b'",
+    ),
+    "enum's own equality": (
+        "N=True\nclass E(enum.Enum):\n  A='z'\n  def __eq__(s,o): return N\n  __hash__=enum.Enum.__hash__\ne=E.A",
+        "V if e=='q' else X",
+        "N=False",
+    ),
+    "enum's own call": ("N=V\nclass E(enum.Enum):\n  A=1\n  def __call__(s): return N\ne=E.A", "e()", "N=X"),
+    "own text of an enum of texts": (
+        "N='a'\nclass E(enum.StrEnum):\n  A='z'\n  def __str__(s): return N\ne=E.A",
+        "V if str(e)=='a' else X",
+        "N='b'",
+    ),
+    "method of an enum of ints": ("N=V\nclass E(enum.IntEnum):\n  A=1\n  def f(s): return N\ne=E.A", "e.f()", "N=X"),
+    "attribute of an enum's class": ("class E(enum.Enum):\n  A=1\nE.K=V", "E.A.K", "E.K=X"),
+    "own length hint": (
+        "class C:\n  n=V\n  def __length_hint__(s): return s.n\nc=C()\nimport operator",
+        "operator.length_hint(c)",
+        "c.n=X",
+    ),
 }
 
 
@@ -364,6 +525,10 @@ class Guards:
     def enter(self, guard: Any) -> None:
         guard.__enter__()
         self.entered.append(guard)
+
+    def later(self, undo: Callable[[], Any]) -> None:
+        self.entered.append(contextlib.ExitStack())
+        self.entered[-1].callback(undo)
 
 
 @pytest.fixture
@@ -383,6 +548,9 @@ def guards() -> Any:
     torch.backends.cuda.matmul.allow_tf32 = before[2]
     for name in ("tk_m", "a_users_module"):
         sys.modules.pop(name, None)
+    for module in (torch, math, builtins):
+        for name in [n for n in vars(module) if n.startswith("my_")]:
+            delattr(module, name)
 
 
 def scope_of(way: str, guards: Guards) -> dict[str, Any]:
@@ -437,5 +605,12 @@ REFUSED = {
     "random": "uses random", "random's own": "asks for r.random", "time": "calls time.time",
     "query's requires_grad": "asks for requires_grad", "no_grad": "calls torch.no_grad",
     "no_grad's decorator": "calls f, decorated", "device of an index": "decides by the device of a tensor",
+    "list that holds itself": "a list that holds itself", "int's own kind": "a kind of int with",
+    "attribute of a str's own kind": "a kind of str with", "method of a str's own kind": "a kind of str with",
+    "own __instancecheck__": "a __instancecheck__ of its own", "class matched": "write isinstance",
+    "int matched": "write isinstance", "exception with an attribute": "catches an exception whose class",
+    "tensor's text": "makes a text of a tensor", "tensor as key": "a dict with a tensor for a key",
+    "tensor that is no key": "looks up a tensor", "hook of all modules": "a module with hooks",
+    "method of an enum of ints": "asks for f, which e has of its class",
     "devices that are one": "decides by the device of a tensor",
 }  # fmt: skip

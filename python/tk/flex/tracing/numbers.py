@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,8 @@ class Number:
         return not self.is_constant()
 
     def is_nested_int(self) -> bool:
-        return False
+        """Asked by SymInt.__hash__, which has no answer for another: so it is what a key in a dict is found by."""
+        return sys._getframe(1).f_code is torch.SymInt.__hash__.__code__
 
     def has_hint(self) -> bool:
         return False
@@ -99,6 +101,7 @@ class Number:
     def __repr__(self) -> str:
         return f"{self.kind.__name__} {self.value}"
 
+    nested_int = known
     str = _graph_repr = known  # a number that is spelled out leaves torch
 
 

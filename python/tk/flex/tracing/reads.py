@@ -11,6 +11,7 @@ guarded, such as a method of an iterator, is refused by name.
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import inspect
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from tk.flex.tracing import states, watched
+from tk.flex.tracing.numbers import SYMBOLS
 from tk.flex.tracing.record import Refused, is_number, number_of
 
 _CONSTANTS = (
@@ -35,6 +37,9 @@ _CONSTANTS = (
     torch.memory_format, torch.layout,
 )  # fmt: skip
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
+_OF_PLAIN_CLASSES = frozenset(vars(type("_", (), {"__slots__": (), "__firstlineno__": 0, "__static_attributes__": ()})))
+_OF_PLAIN_CLASSES |= {"__dict__", "__weakref__"}
+_BUILTINS = frozenset(vars(builtins))
 _OF_FUNCTIONS = ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__")
 
 _KEYS = (str, int, tuple)  # what may stand between brackets: equal ones are the same place
@@ -58,14 +63,15 @@ class Reads:
         self._fail = fail
         self.outside = outside  # within it other code than the mod's is run
         self.states = known_states or {}
-        self.shares = False  # whether a tensor that is read in several ways has one stand-in
+        self.shares = False  # whether a tensor or a list that is read in several ways has one stand-in
         self.leaves: list[str] = []  # variables that hold tensors and numbers
         self._lines: list[str] = []
         self._known: dict[str, Any] = {
             "Tensor": Tensor, "FunctionType": types.FunctionType, "frozen": frozen, "lacks": _lacks,
             "is_empty": _is_empty, "modules": sys.modules, "default_dtype": torch.get_default_dtype,
             "Parameter": torch.nn.Parameter, "is_number": is_number, "is_infinite": is_infinite,
-            "of_class": watched.of_class,
+            "of_class": watched.of_class, "has_global_hook": watched.has_global_hook, "differ": _differ,
+            "is_bare": is_bare, "builtins": vars(builtins),
         }  # fmt: skip
         self._constants: dict[Any, str] = {}
         self._variables: dict[str, str] = {}  # expression -> variable
@@ -73,7 +79,10 @@ class Reads:
         self._stand_ins: dict[int, tuple[str, Any, Any]] = {}
         self._given: list[tuple[Any, Any, str]] = []  # what a mod could write to, what it held, and its name
         self._functions: list[tuple[str, types.FunctionType]] = []
-        self._tensors: list[tuple[str, Tensor]] = []  # variables, and what they hold
+        self._things: list[tuple[str, Any]] = []  # variables, and what they hold that may be one with another
+        self._owners: dict[Any, dict[str, Any]] = {}  # of methods, by function: variables, and what they hold
+        self._enums: list[tuple[str, frozenset[str]]] = []  # of numbers and texts, and what their classes have
+        self._open: set[int] = set()  # lists and dicts, while their items are read
         self.shadows: dict[int, type] = {}
         self.builtins = watched.builtins_of(self)
 
@@ -106,18 +115,12 @@ class Reads:
             return self._enum(value, read, name)
         if isinstance(value, _CONSTANTS):
             self._equal(value, read)
+            self._bare(value, read, name)
             return value
         if type(value) in (set, frozenset, slice):
             return self._plain(value, read, name)
-        if type(value) in (tuple, list):
-            variable = self._check_type(value, read, f" and len({{}}) == {len(value)}")
-            found = [self.stand_in(x, f"{variable}[{i}]", f"{name}[{i}]") for i, x in enumerate(value)]
-            return tuple(found) if type(value) is tuple else self._lent(found, list(found), name)
-        if type(value) is dict:
-            variable = self._check_type(value, read)
-            self._check(f"tuple({variable})", f"== {self._constant(tuple(value))}")
-            held = {k: self.stand_in(x, f"{variable}[{self._constant(k)}]", f"{name}[{k!r}]") for k, x in value.items()}
-            return self._lent(held, dict(held), name)
+        if type(value) in (tuple, list, dict):
+            return self._items(value, read, name)
         if isinstance(value, types.MethodType):
             return self._method(value, read, name)
         if isinstance(value, functools.partial):
@@ -129,7 +132,10 @@ class Reads:
             return self._bound(value, read, name)
         if isinstance(value, type) and not watched.is_trusted_name(value.__module__):
             variable = self._check(read, f"is {self._constant(value)}")
-            return self._keep(value, variable, watched.Watched(self, value, variable, name))
+            if issubclass(value, BaseException) and _has_no_code(value):  # `except` takes no stand-in
+                self.require(f"tuple({variable}.__dict__) == {self._constant(tuple(value.__dict__))}")
+                return value
+            return self._keep(value, variable, watched.watch(self, value, variable, name))
         if isinstance(value, type) or (callable(value) and _is_trusted(value)):
             variable = self._check(read, f"is {self._constant(value)}")
             return states.stand_in(self, value, variable, name)
@@ -144,20 +150,28 @@ class Reads:
             if not _is_same(now, before):
                 self.refuse(f"writes to {name}, which it captures; a mod must leave its surroundings as they are")
 
-    def confuses_tensors(self) -> bool:
-        """Whether the mod asks which tensors are one (``a is b``), and one has several stand-ins: then `shares` must be
-        set before it is traced."""
-        if not any(_asks_identity(function.__code__) for _, function in self._functions):
-            return False
-        for (a, held), (b, other) in itertools.combinations(self._tensors, 2):
-            if held is other:
-                return True
-            self.require(f"{a} is not {b}")
+    def confuses_things(self) -> bool:
+        """Whether the mod asks what is one (``a is b``), and one has several stand-ins: then `shares` must be set
+        before it is traced. Functions are one where they are equal, too, and methods where their objects are one."""
+        of_functions: dict[Any, list[tuple[str, Any]]] = {}
+        for variable, function in self._functions:
+            of_functions.setdefault(function.__code__, []).append((variable, function))
+        groups = [*of_functions.values(), *(list(owners.items()) for owners in self._owners.values())]
+        if any(_asks_identity(function.__code__) for _, function in self._functions):
+            of_kinds: dict[Any, list[tuple[str, Any]]] = {}
+            for variable, thing in self._things:
+                kind = Tensor if isinstance(thing, Tensor) else type(thing)
+                of_kinds.setdefault(kind, []).append((variable, thing))
+            groups += of_kinds.values()
+        for group in groups:
+            if len(group) > 1:
+                if not _differ(*(thing for _, thing in group)):
+                    return True
+                self.require(f"differ({', '.join(variable for variable, _ in group)})")
         return False
 
     def compiled(self) -> Callable[[Any], tuple[Any, ...] | None]:
         """``match(fn)``: the leaves in order, or None."""
-        self._check_functions()
         body = "\n".join(f"        {line}" for line in self._lines) or "        pass"
         source = (
             f"def match(f):\n    try:\n{body}\n"
@@ -172,7 +186,7 @@ class Reads:
 
     def _tensor(self, value: Tensor, read: str, name: str) -> Any:
         variable = self._variable(read)
-        self._tensors.append((variable, value))
+        self._things.append((variable, value))
         dtype = self._constant(value.dtype)
         self.require(f"isinstance({variable}, Tensor) and {variable}.dtype is {dtype}")
         self.require(f"{variable}.dim() == {value.dim()}")
@@ -185,8 +199,61 @@ class Reads:
         made = self.leaf(value, name, variable)
         return self._keep(value, variable, made) if self.shares else made
 
+    def _items(self, value: Any, read: str, name: str) -> Any:
+        """A tuple, a list or a dict."""
+        if id(value) in self._open:
+            self.refuse(f"reads {name}, a {type(value).__name__} that holds itself; capture what it reads of it")
+        self._open.add(id(value))
+        found: Any
+        if type(value) is dict:
+            variable = self._check_type(value, read)
+            keys = self._check(f"tuple({variable})", f"== {self._constant(tuple(value))}")
+            found = {
+                self._key(k, f"{keys}[{i}]", name): self.stand_in(
+                    x, f"{variable}[{self._constant(k)}]", f"{name}[{k!r}]"
+                )
+                for i, (k, x) in enumerate(value.items())
+            }
+        else:
+            variable = self._check_type(value, read, f" and len({{}}) == {len(value)}")
+            found = [self.stand_in(x, f"{variable}[{i}]", f"{name}[{i}]") for i, x in enumerate(value)]
+        self._open.discard(id(value))
+        if type(value) is tuple:
+            found = tuple(found)
+        else:
+            self._lent(found, found.copy(), name)
+        return self._thing(value, variable, found)
+
+    def _key(self, key: Any, read: str, name: str) -> Any:
+        """Of a dict: numbers and texts are structure, and of what has attributes a mod is given the stand-in."""
+        if isinstance(key, (*_CONSTANTS, int, float)):
+            return key
+        if type(key) is tuple:
+            return tuple([self._key(k, f"{read}[{i}]", name) for i, k in enumerate(key)])
+        if isinstance(key, Tensor):
+            self.refuse(f"reads {name}, a dict with a tensor for a key; no two tensors are equal")
+        return self.stand_in(key, read, f"a key of {name}")
+
+    def _thing(self, value: Any, variable: str, found: Any) -> Any:
+        """What a mod can ask the identity of, and has more than one stand-in."""
+        self._things.append((variable, value))
+        return self._keep(value, variable, found) if self.shares else found
+
+    def _bare(self, value: Any, read: str, name: str) -> None:
+        """Refuses a text or a number of a user's kind that has more to it than its value."""
+        if type(value).__module__ == "builtins" or isinstance(value, Enum):
+            return
+        if not is_bare(value):
+            kind = next(k for k in (bool, str, bytes, complex, int, float, object) if isinstance(value, k))
+            self.refuse(
+                f"reads {name}, a {type(value).__name__}, which is a kind of {kind.__name__} with attributes or "
+                f"methods of its own; capture a plain {kind.__name__}"
+            )
+        self.require(f"is_bare({self._variable(read)})")
+
     def _number(self, value: Any, read: str, name: str) -> Any:
         variable = self._variable(read)
+        self._bare(value, read, name)
         found = self.leaf(value, name, variable)
         if found is value:
             self._equal(value, read)
@@ -207,7 +274,7 @@ class Reads:
             self.refuse(f"uses {name}, which draws random numbers; capture them")
         if watched.is_trusted_name(value.__name__):
             return states.module(self, value, variable, name)
-        return self._keep(value, variable, watched.Watched(self, value, variable, name))
+        return self._keep(value, variable, watched.watch(self, value, variable, name))
 
     def _function(self, value: types.FunctionType, read: str, name: str) -> Any:
         if (compiled := getattr(value, "_torchdynamo_orig_callable", None)) is not None:
@@ -244,6 +311,15 @@ class Reads:
                 scope[label] = self.stand_in(value.__globals__[label], f"{variable}.__globals__[{label!r}]", label)
         if absent:
             self.require(" and ".join(f"{label!r} not in {variable}.__globals__" for label in absent))
+        for label in absent:
+            if label not in _BUILTINS:  # which a program may add to
+                if label in vars(builtins):
+                    scope[label] = self.stand_in(getattr(builtins, label), f"builtins[{label!r}]", label)
+                else:
+                    self.require(f"{label!r} not in builtins")
+        if _matches_class(value.__code__):
+            self.refuse(f"matches a class in {name}, as which no stand-in of a number or an object counts; write "
+                        "isinstance")  # fmt: skip
         self._lent(scope, dict(scope), f"globals of {name}")
         if value.__defaults__:
             copy.__defaults__ = self.stand_in(value.__defaults__, f"{variable}.__defaults__", f"{name}.__defaults__")
@@ -261,11 +337,19 @@ class Reads:
             self._lent(copy.__dict__, {}, f"attributes of {name}")
         return copy
 
-    def _check_functions(self) -> None:
+    def check_functions(self) -> None:
         """What functions are called and the like, where anything that was traced may have asked."""
-        asked = {
-            n for _, f in self._functions for n in (*f.__code__.co_names, *f.__code__.co_consts) if n in _OF_FUNCTIONS
-        }
+        names = {
+            name for _, function in self._functions
+            for name in (*function.__code__.co_names, *function.__code__.co_consts) if isinstance(name, str)
+        }  # fmt: skip
+        asked = sorted(names.intersection(_OF_FUNCTIONS))
+        for enum, own in self._enums:
+            if found := names.intersection(own):
+                self.refuse(
+                    f"asks for {min(found)}, which {enum} has of its class, an Enum of numbers or texts; capture what "
+                    "it gives"
+                )
         for variable, function in self._functions:
             for attribute in asked:
                 held = self._constant(getattr(function, attribute))
@@ -274,15 +358,19 @@ class Reads:
     def _enum(self, value: Enum, read: str, name: str) -> Any:
         variable = self._check(read, f"is {self._constant(value)}")
         is_number = isinstance(value, int | float | str)
-        if not is_number and any(
-            isinstance(x, types.FunctionType | property | classmethod | staticmethod) and not n.startswith("_")
-            for kind in type(value).__mro__ if kind.__module__ != "enum" for n, x in vars(kind).items()
-        ):  # fmt: skip
-            return self._keep(value, variable, watched.Watched(self, value, variable, name))
+        own = _of_enum(type(value))
+        if own and not is_number:
+            return self._keep(value, variable, watched.watch(self, value, variable, name))
+        if implied := [n for n in own if n.startswith("__") and n not in _TEXTS]:
+            self.refuse(f"reads {name}, a {type(value).__name__} with a {implied[0]} of its own; capture {name}.value")
+        for text, function in _TEXTS.items():
+            if text in own:  # which the mod may ask for by a format, too
+                self.require(f"{function.__name__}({variable}) == {self._constant(function(value))}")
+        self._enums.append((name, own))
         try:
             held = frozen({k: x for k, x in vars(value).items() if k != "__objclass__"})
         except TypeError:
-            return self._keep(value, variable, watched.Watched(self, value, variable, name))
+            return self._keep(value, variable, watched.watch(self, value, variable, name))
         self.require(f"frozen({{k: x for k, x in {variable}.__dict__.items() if k != '__objclass__'}}) == "
                      f"{self._constant(held)}")  # fmt: skip
         return value
@@ -295,7 +383,9 @@ class Reads:
         except TypeError as error:
             self.refuse(f"reads {name}, a {type(value).__name__} that holds a {error}; capture a tuple or a dict")
         self.require(f"frozen({variable}) == {self._constant(held)}")
-        return self._lent(set(value), set(value), name) if type(value) is set else value
+        if type(value) is slice:
+            return value
+        return self._thing(value, variable, self._lent(set(value), set(value), name) if type(value) is set else value)
 
     def _bound(self, value: Any, read: str, name: str) -> Any:
         """A method of something built in, such as a dict's get."""
@@ -313,6 +403,8 @@ class Reads:
     def _method(self, value: types.MethodType, read: str, name: str) -> Any:
         variable = self._check_type(value, read)
         owner = self.stand_in(value.__self__, f"{variable}.__self__", name)
+        if (held := self._stand_ins.get(id(value.__self__))) is not None:
+            self._owners.setdefault(value.__func__, {})[held[0]] = value.__self__
         return types.MethodType(self.stand_in(value.__func__, f"{variable}.__func__", name), owner)
 
     def _partial(self, value: functools.partial[Any], read: str, name: str) -> Any:
@@ -324,7 +416,8 @@ class Reads:
 
     def _object(self, value: Any, read: str, name: str) -> Any:
         variable = self._check_type(value, read)
-        return self._keep(value, variable, watched.Watched(self, value, variable, name))
+        self._things.append((variable, value))
+        return self._keep(value, variable, watched.watch(self, value, variable, name))
 
     # --- What is read through a stand-in (watched.py) ---
 
@@ -435,6 +528,23 @@ def _lacks(value: Any, key: Any) -> bool:
     return False
 
 
+def _differ(*things: Any) -> bool:
+    return len({id(thing) for thing in things}) == len(things)
+
+
+def is_bare(value: Any) -> bool:
+    """Whether a text or a number of a user's kind is no more than that: numpy's are."""
+    if watched.is_trusted_name(type(value).__module__) or isinstance(value, SYMBOLS):
+        return True
+    return not getattr(value, "__dict__", None) and all(
+        _has_no_code(kind) for kind in type(value).__mro__ if not watched.is_trusted_name(kind.__module__)
+    )
+
+
+def _has_no_code(kind: type) -> bool:
+    return all(name in _OF_PLAIN_CLASSES or name.startswith("__annot") for name in vars(kind))
+
+
 def _is_empty(cell: types.CellType) -> bool:
     try:
         cell.cell_contents  # noqa: B018
@@ -509,6 +619,35 @@ def _asks_identity(code: types.CodeType) -> bool:
     return any(map(_asks_identity, inner)) or any(
         i.opname == "IS_OP" and not before.opname.startswith("LOAD_CONST") for before, i in itertools.pairwise(found)
     )
+
+
+_TEXTS: dict[str, Callable[[Any], Any]] = {"__str__": str, "__repr__": repr, "__format__": format}
+
+
+def _of_enum(kind: type[Enum]) -> frozenset[str]:
+    """What members find in their class besides themselves and what Enum has."""
+    found = set()
+    for one in kind.__mro__:
+        if one.__module__ == "enum" or watched.is_trusted_name(one.__module__):
+            continue
+        for name, x in vars(one).items():
+            function = x.__func__ if isinstance(x, classmethod | staticmethod) else x
+            if isinstance(function, types.FunctionType):
+                is_own = function.__globals__.get("__name__") != "enum" and name not in _MAKING_ENUMS
+            else:
+                is_own = not name.startswith("_") and name not in kind.__members__
+            if is_own:
+                found.add(name)
+    return frozenset(found)
+
+
+_MAKING_ENUMS = ("__new__", "__init__", "__init_subclass__", "_generate_next_value_", "_missing_", "__new_member__")
+
+
+@functools.lru_cache(maxsize=4096)
+def _matches_class(code: types.CodeType) -> bool:
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return any(i.opname == "MATCH_CLASS" for i in dis.get_instructions(code)) or any(map(_matches_class, inner))
 
 
 def anchor(fn: Any) -> Any:

@@ -77,7 +77,12 @@ class Value(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"<{self.node}: {self.dtype}, traced>"
+        raise Refused(
+            "makes a text of a tensor, as to print or to log it, which no kernel does: leave it to the caller"
+        )
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

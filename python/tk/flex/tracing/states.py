@@ -5,6 +5,7 @@ What changes a state, such as ``torch.no_grad``, is refused by name: a trace wou
 
 from __future__ import annotations
 
+import builtins
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,7 @@ def snapshot() -> dict[Any, Any]:
 
 def module(reads: Reads, value: types.ModuleType, variable: str, name: str) -> Any:
     """What stands for a module of torch's or Python's own."""
-    if value.__name__.partition(".")[0] in ("torch", "numpy"):
-        return _Module(reads, value, variable, name)
-    return value
+    return _Module(reads, value, variable, name)
 
 
 def stand_in(reads: Reads, value: Any, variable: str, name: str) -> Any:
@@ -49,7 +48,8 @@ _OF_C = frozenset(f for f in (getattr(torch, n) for n in dir(torch) if n.startsw
 
 
 class _Module:
-    """torch or numpy: what is asked of it is its own, but for states."""
+    """torch, numpy or one of Python's own: what is asked of it is its own, but for states, and is guarded, since a
+    program may put something else in its place."""
 
     __slots__ = ("_tk",)
 
@@ -65,13 +65,14 @@ class _Module:
                 reads.refuse(f"uses {called}, which draws random numbers; capture them")
             is_own = type(found) is types.ModuleType and found.__name__.partition(".")[0] in ("torch", "numpy")
             return _Module(reads, found, read, called) if is_own else reads.stand_in(found, read, called)
-        if isinstance(found, bool | str) or found is None:
-            return reads.stand_in(found, read, called)
-        if isinstance(found, type) or callable(found):
-            return stand_in(reads, found, read, called)
-        if type(found).__module__.startswith("torch.backends"):
-            return reads.stand_in(found, read, called)
-        return found
+        if value is builtins and attribute in reads.builtins:
+            return reads.builtins[attribute]
+        if isinstance(found, torch.dtype | torch.layout | torch.memory_format):
+            return found
+        if isinstance(found, int | float):  # such as torch.inf, which is no argument of a kernel
+            reads.require(f"repr({read}) == {repr(found)!r}")
+            return found
+        return reads.stand_in(found, read, called)
 
     def __setattr__(self, attribute: str, to: Any) -> None:
         reads, _, _, name = object.__getattribute__(self, "_tk")

@@ -384,7 +384,8 @@ def _graphs(
         stand_in = world.reads.stand_in(fn, "f", getattr(fn, "__name__", type(fn).__name__))
         result = stand_in(*arguments)
         world.reads.check_unwritten()
-        if world.reads.confuses_tensors():
+        world.reads.check_functions()
+        if world.reads.confuses_things():
             recorder.fail(Decides(frozenset([_IDENTITY])))
         world.reads.result(torch.get_default_dtype, (), "default_dtype", "torch.get_default_dtype")  # of 1.5, of q / k
         if recorder.failure is not None:  # and the mod caught it
@@ -503,7 +504,11 @@ class _explaining:
         failure = self.recorder.failure or error  # torch may have made another of it on the way
         if isinstance(failure, Decides):
             raise failure from None
+        if isinstance(failure, KeyError) and failure.args and isinstance(failure.args[0], Tensor):
+            failure = record.Refused("looks up a tensor in a dict, where no two are equal; write tensor[index]")
         first = next(iter(str(failure).strip().splitlines()), type(failure).__name__)
+        if isinstance(failure, TypeError) and first.startswith("catching classes"):
+            first = "catches an exception whose class has functions or attributes of its own; catch a plain one"
         if isinstance(failure, record.ControlFlow) and _is_in_numpy(failure):
             first = "NumPy is given a tensor, which has no numbers yet: call torch's function of that name"
         elif isinstance(failure, record.ControlFlow):

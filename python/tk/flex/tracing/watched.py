@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import builtins
+import operator
 import sys
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook as has_global_hook
 
 if TYPE_CHECKING:
     from tk.flex.tracing.reads import Reads
@@ -26,6 +28,7 @@ _TRUSTED = frozenset({
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
 _MISSING = object()
+_SEQUENCE, _MAPPING = 1 << 5, 1 << 6  # Py_TPFLAGS_SEQUENCE and Py_TPFLAGS_MAPPING
 
 
 def is_trusted_name(module: str) -> bool:
@@ -38,12 +41,13 @@ def _held(x: Any) -> tuple[Reads, Any, str, str]:
 
 
 def _is_watched(x: Any) -> bool:
-    return type(x) is Watched
+    return type(x) in _KINDS
 
 
 def _plain_of(x: Any) -> Any:
-    """What a stand-in stands for; a number's value, which is structure then."""
+    """What a stand-in stands for, which is structure then, as a number's value is."""
     if _is_watched(x):
+        _same(x)
         return _held(x)[1]
     if isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool):
         return x.node.known() if hasattr(x.node, "known") else x
@@ -123,13 +127,16 @@ class Watched:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         reads, value, variable, name = _held(self)
         if isinstance(value, type):
+            method = of_class(type(value), "__call__")
+            if isinstance(method, types.FunctionType) and method.__globals__.get("__name__") not in _STANDARD:
+                return reads.stand_in(method, f"of_class(type({variable}), '__call__')", name)(self, *args, **kwargs)
             return _made(self, args, kwargs)
         if value is warnings.warn:
             reads.refuse(f"calls {name}, {LEFT_OUT}")
         if isinstance(value, torch.nn.Module):
-            if value._forward_hooks or value._forward_pre_hooks:
+            if value._forward_hooks or value._forward_pre_hooks or has_global_hook():
                 reads.refuse(f"calls {name}, a module with hooks")
-            reads.require(f"not ({variable}._forward_hooks or {variable}._forward_pre_hooks)")
+            reads.require(f"not ({variable}._forward_hooks or {variable}._forward_pre_hooks or has_global_hook())")
             return reads.stand_in(value.forward, f"{variable}.forward", name)(*args, **kwargs)
         method = of_class(type(value), "__call__")
         if not isinstance(method, types.FunctionType):
@@ -200,7 +207,9 @@ class Watched:
         reads, value, variable, _ = _held(self)
         with reads.outside():
             found = hash(value)
-        if of_class(type(value), "__hash__") is not object.__hash__:
+        if of_class(type(value), "__hash__") is object.__hash__:  # by which a key is found
+            _same(self)
+        else:
             reads.require(f"hash({variable}) == {found}")
         return found
 
@@ -208,11 +217,14 @@ class Watched:
         found = _operated(self, "__eq__", other)
         if found is not NotImplemented:
             return found
-        reads, value, _, name = _held(self)
-        theirs = _held(other)[1] if _is_watched(other) else other
-        if value is theirs:
-            return True
+        reads, value, variable, name = _held(self)
+        theirs, their_name = _held(other)[1:3] if _is_watched(other) else (other, reads.constant(other))
+        is_one = value is theirs
         own = of_class(type(value), "__eq__")
+        if is_one or own is object.__eq__:
+            reads.require(f"({variable} is {their_name}) is {is_one}")
+        if is_one:
+            return True
         if own is object.__eq__ or isinstance(value, type | types.ModuleType | Enum):
             return NotImplemented
         return NotImplemented if isinstance(own, types.FunctionType) else reads.refuse(f"compares {name}")
@@ -231,7 +243,31 @@ class Watched:
         return _text(self, repr)
 
     def __format__(self, spec: str) -> str:
+        reads, value, variable, name = _held(self)
+        own = of_class(type(value), "__format__")
+        if isinstance(own, types.FunctionType):
+            return str(reads.stand_in(own, f"type({variable}).__format__", name)(self, spec))
         return format(_text(self, str), spec)
+
+    def __enter__(self) -> Any:
+        return _special(self, "__enter__")
+
+    def __exit__(self, *error: Any) -> Any:
+        return _special(self, "__exit__", *error)
+
+    def __index__(self) -> int:
+        return _special_number(self, "__index__", operator.index)
+
+    def __int__(self) -> int:
+        return _special_number(self, "__int__", int)
+
+    def __float__(self) -> float:
+        return _special_number(self, "__float__", float)
+
+    def __length_hint__(self) -> Any:
+        _, value, _, _ = _held(self)
+        has_own = of_class(type(value), "__length_hint__") is not None
+        return _special_number(self, "__length_hint__", operator.length_hint) if has_own else NotImplemented
 
     def __instancecheck__(self, x: Any) -> bool:
         return _isinstance(x, self)
@@ -244,11 +280,71 @@ def _operator(method: str) -> Callable[..., Any]:
     return lambda self, *args: _operated(self, method, *args)
 
 
+def _unary(method: str) -> Callable[..., Any]:
+    return lambda self, *args: _special(self, method, *args)
+
+
 for _method in (
     "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv",
     "mod", "rmod", "pow", "rpow", "and", "rand", "or", "ror", "xor", "rxor", "matmul", "rmatmul", "lshift", "rshift",
 ):  # fmt: skip
     setattr(Watched, f"__{_method}__", _operator(f"__{_method}__"))
+for _method in ("neg", "pos", "abs", "invert", "round", "trunc", "floor", "ceil"):
+    setattr(Watched, f"__{_method}__", _unary(f"__{_method}__"))
+
+
+# A match statement asks a flag of the class whether an object is a sequence or a mapping.
+class WatchedSequence(Watched):
+    __slots__ = ()
+
+
+class WatchedMapping(Watched):
+    __slots__ = ()
+
+
+Sequence.register(WatchedSequence)
+Mapping.register(WatchedMapping)
+_KINDS = (Watched, WatchedSequence, WatchedMapping)
+_STANDARD = ("enum", "abc", "typing")  # whose metaclasses make objects as `type` does
+
+
+def watch(reads: Reads, value: Any, variable: str, name: str) -> Watched:
+    """What stands for an object, a class or a module."""
+    flags = type(value).__flags__
+    kind = WatchedSequence if flags & _SEQUENCE else WatchedMapping if flags & _MAPPING else Watched
+    return kind(reads, value, variable, name)
+
+
+def _same(x: Watched) -> None:
+    """Requires the object itself: who asked would have told it from another like it."""
+    reads, value, variable, _ = _held(x)
+    reads.require(f"{variable} is {reads.constant(value)}")
+
+
+def _special(x: Watched, method: str, *args: Any) -> Any:
+    """A method that Python itself looks for, in the object's class."""
+    reads, value, variable, name = _held(x)
+    own = of_class(type(value), method)
+    if isinstance(own, types.FunctionType):
+        return reads.stand_in(own, f"of_class(type({variable}), {method!r})", f"{name}.{method}")(x, *args)
+    if own is None:
+        raise TypeError(f"{name}, a {type(value).__name__}, has no {method}")
+    reads.refuse(
+        f"asks for {name}.{method}, a built-in method of a {type(value).__name__}, of which tk cannot tell what it "
+        "reads; work it out before and capture the result"
+    )
+
+
+def _special_number(x: Watched, method: str, function: Callable[[Any], Any]) -> Any:
+    """What Python wants a number of its own for, which is structure then."""
+    reads, value, variable, _ = _held(x)
+    own = of_class(type(value), method)
+    if own is None or isinstance(own, types.FunctionType):
+        return _plain_of(_special(x, method))
+    with reads.outside():
+        found = function(value)
+    reads.require(f"repr({reads.constant(function)}({variable})) == {repr(found)!r}")
+    return found
 
 
 def _operated(x: Any, method: str, *args: Any) -> Any:
@@ -373,8 +469,20 @@ def _class_of(x: Any) -> Any:
     return _held(x)[1] if _is_watched(x) else x
 
 
+def _asks_kind(kind: Any, method: str) -> None:
+    if _is_watched(kind):
+        reads, value, _, name = _held(kind)
+        own = of_class(type(value), method)
+        if isinstance(own, types.FunctionType) and own.__globals__.get("__name__") not in _STANDARD:
+            reads.refuse(
+                f"asks what is a {name}, which its class tells by a {method} of its own; capture what it tells"
+            )
+
+
 def _isinstance(x: Any, kind: Any) -> bool:
     real = _class_of(kind)
+    for one in kind if isinstance(kind, tuple) else (kind,):
+        _asks_kind(one, "__instancecheck__")
     if _is_watched(x):
         reads, value, variable, _ = _held(x)
         found = isinstance(value, real)
@@ -391,6 +499,8 @@ def _isinstance(x: Any, kind: Any) -> bool:
 
 def _issubclass(x: Any, kind: Any) -> bool:
     real, of = _plain_of(x), _class_of(kind)
+    for one in kind if isinstance(kind, tuple) else (kind,):
+        _asks_kind(one, "__subclasscheck__")
     found = issubclass(real, of)
     for one in (x, *(kind if isinstance(kind, tuple) else (kind,))):
         if _is_watched(one):
