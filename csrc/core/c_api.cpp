@@ -1,6 +1,7 @@
 // tk.h: the core behind functions that never throw.
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <tuple>
 
@@ -54,16 +55,22 @@ void require_argument(const void* pointer, const char* name) {
   if (!pointer) fail(TK_INVALID_ARGUMENT, name, " is NULL");
 }
 
-// What `find` finds: as much of it as the caller has room for.
-template <class Row, class Find>
-tk_status list(Row* rows, uint32_t capacity, uint32_t* count, const Find& find) noexcept {
+template <class Body>
+tk_status guarded_text(const char* text, const char* name, const Body& body) noexcept {
   return guarded([&] {
-    require_argument(count, "count");
-    if (capacity) require_argument(rows, "rows");
-    const std::vector<Row> found = find();
-    *count = static_cast<uint32_t>(found.size());
-    std::copy_n(found.begin(), std::min(capacity, *count), rows);
+    require_argument(text, name);
+    body(text);
   });
+}
+
+// As much of what `find` finds as the caller has room for, each as `describe` makes a row of it.
+template <class Row, class Find, class Describe = std::identity>
+void list(Row* rows, uint32_t capacity, uint32_t* count, const Find& find, const Describe& describe = {}) {
+  require_argument(count, "count");
+  if (capacity) require_argument(rows, "rows");
+  const auto& found = find();
+  *count = static_cast<uint32_t>(found.size());
+  std::transform(found.begin(), found.begin() + std::min(capacity, *count), rows, describe);
 }
 
 uint32_t preload(tk_op op, int32_t ordinal) {
@@ -102,33 +109,21 @@ const char* tk_last_error(void) { return last_error().c_str(); }
 uint32_t tk_abi_version(void) { return TK_ABI_VERSION; }
 
 tk_status tk_set_builtin_directory(const char* path) {
-  return guarded([&] {
-    require_argument(path, "path");
-    runtime().registry.set_builtin_directory(path);
-  });
+  return guarded_text(path, "path", [](const char* given) { runtime().registry.set_builtin_directory(given); });
 }
 
 tk_status tk_add_pack_directory(const char* path) {
-  return guarded([&] {
-    require_argument(path, "path");
-    runtime().registry.add_directory(path);
-  });
+  return guarded_text(path, "path", [](const char* given) { runtime().registry.add_directory(given); });
 }
 
 tk_status tk_load_pack(const char* path) {
-  return guarded([&] {
-    require_argument(path, "path");
-    runtime().registry.load(path);
-  });
+  return guarded_text(path, "path", [](const char* given) { runtime().registry.load(given); });
 }
 
 const tk_generated_op* tk_generated_op_at(uint32_t index) { return runtime().registry.generated_op(index); }
 
 tk_status tk_reserve_op(const char* name) {
-  return guarded([&] {
-    require_argument(name, "name");
-    runtime().registry.reserve(name);
-  });
+  return guarded_text(name, "name", [](const char* given) { runtime().registry.reserve(given); });
 }
 
 tk_op tk_intern_op(const char* name) { return op_names().intern(name ? name : ""); }
@@ -156,31 +151,24 @@ tk_status tk_choose(const tk_call* call, tk_choice* choice) {
 
 tk_status tk_candidates(const tk_call* call, tk_candidate* rows, uint32_t capacity, uint32_t* count) {
   return guarded_problem(call, [&](Problem& problem) {
-    require_argument(count, "count");
-    if (capacity) require_argument(rows, "rows");
-    const std::vector<Candidate> found = candidates(problem);
-    *count = static_cast<uint32_t>(found.size());
-    for (uint32_t i = 0; i < std::min(capacity, *count); i++) {
-      const format::Variant& variant = problem.pack.row<format::Variant>(found[i].variant);
-      rows[i] = {.variant = found[i].variant,
-                 .config = static_cast<int32_t>(variant.config),
-                 .cost = found[i].cost,
-                 .config_name = problem.config_name(variant.config),
-                 .kernel_name = problem.pack.string(variant.kernel),
-                 .failed_constraint = found[i].failed};
-    }
+    const auto describe = [&](const Candidate& candidate) -> tk_candidate {
+      const format::Variant& variant = problem.pack.row<format::Variant>(candidate.variant);
+      return {.variant = candidate.variant,
+              .config = static_cast<int32_t>(variant.config),
+              .cost = candidate.cost,
+              .config_name = problem.config_name(variant.config),
+              .kernel_name = problem.pack.string(variant.kernel),
+              .failed_constraint = candidate.failed};
+    };
+    list(rows, capacity, count, [&] { return candidates(problem); }, describe);
   });
 }
 
 tk_status tk_outputs(const tk_call* call, tk_tensor* rows, uint32_t capacity, uint32_t* count) {
   return guarded([&] {
-    require_argument(count, "count");
-    if (capacity) require_argument(rows, "rows");
     check_not_forked();
     check_call(call);
-    const std::span<const tk_tensor> found = outputs(*call);
-    *count = static_cast<uint32_t>(found.size());
-    std::copy_n(found.begin(), std::min(capacity, *count), rows);
+    list(rows, capacity, count, [&] { return outputs(*call); });
   });
 }
 
@@ -222,49 +210,45 @@ tk_status tk_device_arch(int32_t device, int64_t* arch) {
 }
 
 tk_status tk_list_packs(tk_pack_info* rows, uint32_t capacity, uint32_t* count) {
-  return list(rows, capacity, count, [] { return inspect::packs(); });
+  return guarded([&] { list(rows, capacity, count, [] { return inspect::packs(); }); });
 }
 
 tk_status tk_list_ops(const tk_pack* pack, tk_op_info* rows, uint32_t capacity, uint32_t* count) {
-  return list(rows, capacity, count, [&] { return inspect::ops(pack); });
+  return guarded([&] { list(rows, capacity, count, [&] { return inspect::ops(pack); }); });
 }
 
 tk_status tk_list_configs(const tk_pack* pack, const char* op, tk_config_info* rows, uint32_t capacity,
                           uint32_t* count) {
-  return list(rows, capacity, count, [&] { return inspect::configs(pack, op); });
+  return guarded([&] { list(rows, capacity, count, [&] { return inspect::configs(pack, op); }); });
 }
 
 tk_status tk_list_variants(const tk_pack* pack, const char* op, tk_variant_info* rows, uint32_t capacity,
                            uint32_t* count) {
-  return list(rows, capacity, count, [&] { return inspect::variants(pack, op); });
+  return guarded([&] { list(rows, capacity, count, [&] { return inspect::variants(pack, op); }); });
 }
 
 tk_status tk_list_constraints(const tk_pack* pack, const char* op, tk_constraint_info* rows, uint32_t capacity,
                               uint32_t* count) {
-  return list(rows, capacity, count, [&] { return inspect::constraints(pack, op); });
+  return guarded([&] { list(rows, capacity, count, [&] { return inspect::constraints(pack, op); }); });
 }
 
 tk_status tk_list_launches(const tk_pack* pack, const char* op, tk_launch_info* rows, uint32_t capacity,
                            uint32_t* count) {
-  return list(rows, capacity, count, [&] { return inspect::launches(pack, op); });
+  return guarded([&] { list(rows, capacity, count, [&] { return inspect::launches(pack, op); }); });
 }
 
 tk_status tk_launches(const tk_call* call, tk_launch_info* rows, uint32_t capacity, uint32_t* count) {
   return guarded_problem(call, [&](Problem& problem) {
-    require_argument(count, "count");
-    if (capacity) require_argument(rows, "rows");
     const Choice chosen = choose(problem);
-    const std::span<const PreparedLaunch> found = chosen.prepared.launches;
-    *count = static_cast<uint32_t>(found.size());
-    for (uint32_t i = 0; i < std::min(capacity, *count); i++)
-      rows[i] = inspect::describe(problem.pack, chosen.variant, *found[i].recipe);
+    list(
+        rows, capacity, count, [&] { return std::span(chosen.prepared.launches); },
+        [&](const PreparedLaunch& launch) { return inspect::describe(problem.pack, chosen.variant, *launch.recipe); });
   });
 }
 
 tk_status tk_verify_pack(const char* path, uint32_t* images) {
-  return guarded([&] {
-    require_argument(path, "path");
-    const uint32_t count = inspect::verify(path);
+  return guarded_text(path, "path", [&](const char* given) {
+    const uint32_t count = inspect::verify(given);
     if (images) *images = count;
   });
 }

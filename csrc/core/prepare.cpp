@@ -16,8 +16,7 @@ constexpr char kFittingGrid[] = "a grid within CUDA's limits: x below 2**31, y a
 constexpr char kFittingScratch[] = "less than 2**46 bytes of scratch memory";
 constexpr char kMappable[] =
     "tensors that a tensor map can describe: present, on 16 bytes, the last stride 1, the other strides multiples of "
-    "16 "
-    "bytes below 2**40, sizes from 1 to 2**32";
+    "16 bytes below 2**40, sizes from 1 to 2**32";
 
 constexpr uint64_t kMaxScratch = uint64_t{1} << 46;
 constexpr int64_t kGridLimits[] = {INT32_MAX, 65535, 65535};

@@ -8,34 +8,12 @@ namespace tk {
 namespace {
 
 const char* dtype_name(int32_t dtype) {
-  switch (dtype) {
-    case 0:
-      return "uint8";
-    case 1:
-      return "int8";
-    case 2:
-      return "int16";
-    case 3:
-      return "int32";
-    case 4:
-      return "int64";
-    case 5:
-      return "float16";
-    case 6:
-      return "float32";
-    case 7:
-      return "float64";
-    case 11:
-      return "bool";
-    case 15:
-      return "bfloat16";
-    case 23:
-      return "float8_e5m2";
-    case 24:
-      return "float8_e4m3fn";
-    default:
-      return "dtype?";
-  }
+  static constexpr std::pair<int32_t, const char*> kNames[] = {
+      {0, "uint8"},   {1, "int8"},    {2, "int16"}, {3, "int32"},     {4, "int64"},        {5, "float16"},
+      {6, "float32"}, {7, "float64"}, {11, "bool"}, {15, "bfloat16"}, {23, "float8_e5m2"}, {24, "float8_e4m3fn"},
+  };
+  const auto* const found = std::ranges::find(kNames, dtype, &std::pair<int32_t, const char*>::first);
+  return found == std::end(kNames) ? "dtype?" : found->second;
 }
 
 const char* name_of(const tk_call& call) {

@@ -170,13 +170,6 @@ struct Calls {
 };
 Calls calls[32];
 
-// Another handle of the same tensor.
-Tensor again(const Tensor& tensor) {
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch_new_tensor_handle(tensor.get(), &handle), "hand on a tensor");
-  return Tensor(handle);
-}
-
 // A function of ATen that returns an at::Tensor gets the address of its result in front. A handle's own is as good as
 // any: it holds a tensor that is not defined, to which no reference is counted.
 template <class... Parameters>
@@ -209,7 +202,7 @@ Tensor leave_out(int32_t op, const Tensor& a, const Tensor& b, const Tensor& out
   if (!is_inside) calls[op].left.fetch_add(1, std::memory_order_relaxed);
   using Function = void*(const void*, const void*, void*);
   reinterpret_cast<Function*>(calls[op].aten)(a.get(), b.get(), out.get());
-  return again(out);
+  return alias(out.get());
 }
 
 // Whether tk is to serve a call of these tensors and other arguments, by which it is decided. Not where torch is to be
@@ -238,7 +231,7 @@ Tensor generate(int32_t op, std::initializer_list<const Tensor*> tensors, std::i
   const tk_generated_op& by = *calls[op].generated;
   StableIValue stack[8];
   StableIValue* next = stack;
-  for (const Tensor* const tensor : tensors) *next++ = stable::from(again(*tensor).release());
+  for (const Tensor* const tensor : tensors) *next++ = stable::from(alias(tensor->get()).release());
   next = std::ranges::copy(others, next).out;
   *next++ = stable::from(int64_t{-1});  // config
   *next++ = stable::from(int64_t{0});   // mode
@@ -282,7 +275,8 @@ void multiply_out(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor out = args.tensor();
   Class call(kPlace);
   Tensor result;
-  if (is_served({&a, &b, &out}, {}, call)) result = attempt(call, [&] { return kMultiply(a, b, {}, {}, again(out)); });
+  if (is_served({&a, &b, &out}, {}, call))
+    result = attempt(call, [&] { return kMultiply(a, b, {}, {}, alias(out.get())); });
   args.give_back(result ? std::move(result) : leave_out(kPlace, a, b, out));
 }
 

@@ -165,6 +165,15 @@ void dense_strides(const Layout& like, std::span<const int64_t> declared_sizes, 
   }
 }
 
+int64_t reach(const Layout& tensor) {
+  int64_t last = 0;
+  for (size_t d = 0; d < tensor.sizes.size(); d++) {
+    if (tensor.sizes[d] == 0) return 0;
+    last += (tensor.sizes[d] - 1) * tensor.strides[d];
+  }
+  return last + 1;
+}
+
 bool overlaps_itself(const Layout& tensor) {
   // Dimensions by stride: each must step over all that those below it reach.
   uint32_t dims[kMaxLeading + TK_MAX_DIMS];

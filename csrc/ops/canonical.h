@@ -56,6 +56,9 @@ void describe_declared(const Layout& tensor, tk_tensor& out);
 void dense_strides(const Layout& like, std::span<const int64_t> declared_sizes, std::span<const int64_t> declared,
                    int64_t* strides);
 
+// How many elements there are in memory from the first to past the last; 0 without any.
+int64_t reach(const Layout& tensor);
+
 // Two elements lie in one place.
 bool overlaps_itself(const Layout& tensor);
 

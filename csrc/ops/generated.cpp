@@ -168,17 +168,12 @@ void look_at_inputs(Frame& f) {
 
 // Bytes from the first to past the last.
 std::pair<const char*, const char*> extent(const Frame& f, uint32_t i) {
-  if (!f.handles[i]) return {};
-  const Layout& layout = f.layouts[i];
-  int64_t last = 0;
-  for (size_t d = 0; d < layout.sizes.size(); d++) {
-    if (layout.sizes[d] == 0) return {};
-    last += (layout.sizes[d] - 1) * layout.strides[d];
-  }
+  const int64_t count = f.handles[i] ? reach(f.layouts[i]) : 0;
+  if (count == 0) return {};
   const void* data = nullptr;
   check_shim(torch_get_const_data_ptr(f.handles[i], &data), "read a tensor's address");
   const auto* const first = static_cast<const char*>(data);
-  return {first, first + (last + 1) * item_size(f.dtypes[i])};
+  return {first, first + count * item_size(f.dtypes[i])};
 }
 
 // A tensor that is written shares memory with no other, not even as the same view: the op was traced with different

@@ -129,13 +129,6 @@ void check_shared(const ListCall& c, const Shared& one) {
 
 Layout layout_of(const Meta& x) { return {x.sizes, x.strides, static_cast<uint32_t>(x.sizes.size()), true}; }
 
-// Of elements, from the first to past the last in memory.
-int64_t reach(const Meta& x) {
-  int64_t last = 0;
-  for (size_t d = 0; d < x.sizes.size(); d++) last += (x.sizes[d] - 1) * x.strides[d];
-  return last + 1;
-}
-
 const char* address(const Meta& x) { return static_cast<const char*>(read_pointer(x)); }
 
 struct Extent {
@@ -158,7 +151,7 @@ void check_memory(const ListCall& c) {
       if (list.param->mutated && overlaps_itself(layout_of(x)))
         fail_call(c, text("elements of ", place(list, i),
                           ", which is written, share memory: give each a place of its own (.clone())"));
-      extents.push_back({address(x), address(x) + reach(x) * item_size(x.dtype), &list, i, nullptr});
+      extents.push_back({address(x), address(x) + reach(layout_of(x)) * item_size(x.dtype), &list, i, nullptr});
     }
   for (const Shared& one : c.shared)
     extents.push_back({address(one.tensor), address(one.tensor) + item_size(one.tensor.dtype), nullptr, 0, &one});
@@ -200,8 +193,9 @@ bool same_strides(const Meta& x, const Meta& y) {
 // Whether element e of each lies at e in memory, in one order for all. Results are row-major.
 bool run_alike(const ListCall& c, size_t i) {
   const Meta& first = c.first_with_sizes()->tensors[i];
-  const bool is_dense = is_row_major(first) ||
-                        (c.op.n_results == 0 && !overlaps_itself(layout_of(first)) && reach(first) == first.count());
+  const Layout layout = layout_of(first);
+  const bool is_dense =
+      is_row_major(first) || (c.op.n_results == 0 && !overlaps_itself(layout) && reach(layout) == first.count());
   return is_dense && std::ranges::all_of(c.lists, [&](const List& list) {
            return !list.param->leading || same_strides(first, list.tensors[i]);
          });
@@ -325,6 +319,11 @@ tk_tensor describe_list(const ListCall& c, void* table, int64_t chunks, bool ali
           .ndim = 2};
 }
 
+// A tensor without dimensions.
+tk_tensor describe_shared(const void* data, int32_t dtype) {
+  return {.data = const_cast<void*>(data), .sizes = {}, .strides = {}, .dtype = dtype, .ndim = 0};
+}
+
 // The arguments as the core sees them.
 std::vector<tk_tensor> describe_arguments(const ListCall& c, void* table, int64_t chunks) {
   std::vector<tk_tensor> found;
@@ -335,8 +334,7 @@ std::vector<tk_tensor> describe_arguments(const ListCall& c, void* table, int64_
       found.push_back(describe_list(c, table, chunks, is_aligned(list), list.tensors.front().dtype));
     } else if (c.op.params[i].kind == TK_PARAM_TENSOR) {
       const Meta& x = c.shared[next_shared++].tensor;
-      found.push_back(
-          {.data = const_cast<void*>(read_pointer(x)), .sizes = {}, .strides = {}, .dtype = x.dtype, .ndim = 0});
+      found.push_back(describe_shared(read_pointer(x), x.dtype));
     }
   }
   return found;
@@ -382,11 +380,7 @@ void launch_lists(const ListCall& c, Device device) {
   std::vector<tk_tensor> tensors = describe_arguments(c, data, table.chunks);
   for (const Made& made : c.results)
     tensors.push_back(made.is_list ? describe_list(c, data, table.chunks, true, made.dtype)
-                                   : tk_tensor{.data = write_pointer(meta(made.tensors.front())),
-                                               .sizes = {},
-                                               .strides = {},
-                                               .dtype = made.dtype,
-                                               .ndim = 0});
+                                   : describe_shared(write_pointer(meta(made.tensors.front())), made.dtype));
   launch_op(c.op.op, tensors, c.ints, c.floats, c.settings, device);
 }
 

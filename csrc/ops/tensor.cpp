@@ -70,14 +70,6 @@ Tensor empty(std::span<const int64_t> sizes, int32_t dtype, Device device) {
   return empty_strided(sizes, {strides, sizes.size()}, dtype, device);
 }
 
-Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> strides, int32_t dtype, Device device) {
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype,
-                                      device.type, device.index, &handle),
-             "allocate memory");
-  return Tensor(handle);
-}
-
 Tensor alias(AtenTensorHandle tensor) {
   AtenTensorHandle handle = nullptr;
   check_shim(aoti_torch_new_tensor_handle(tensor, &handle), "refer to a tensor");

@@ -86,9 +86,18 @@ int32_t read_device_type(AtenTensorHandle tensor, std::string_view op, std::stri
 const void* read_pointer(const Meta& tensor);
 void* write_pointer(const Meta& tensor);
 
-// An uninitialised row-major tensor, without going through the dispatcher; or one of any strides.
+// An uninitialised tensor, without going through the dispatcher.
+inline Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> strides, int32_t dtype,
+                            Device device) {
+  AtenTensorHandle handle = nullptr;
+  check_shim(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype,
+                                      device.type, device.index, &handle),
+             "allocate memory");
+  return Tensor(handle);
+}
+
+// The same, row-major.
 Tensor empty(std::span<const int64_t> sizes, int32_t dtype, Device device);
-Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> strides, int32_t dtype, Device device);
 
 // Another handle of the same tensor.
 Tensor alias(AtenTensorHandle tensor);
