@@ -43,7 +43,7 @@ from tk.kernels.attention.bundles import Mods, Positions, Rows, bundle
 from tk.kernels.attention.forward import length_of, query_tiles
 from tk.kernels.attention.gradients import WORDS, finish_gradient, largest_of, zero_gradient
 from tk.kernels.attention.operands import load_rows, store_rows
-from tk.kernels.attention.problem import PRECISIONS, Capture, Head, Problem, takes_layout, tensor, tile_time
+from tk.kernels.attention.problem import Capture, Head, Problem, distinct, of_heads, takes_layout, tensor, tile_time
 from tk.kernels.attention.softmax import LOG2_E, UNFUSED
 from tk.kernels.attention.walk import BothLists, indices_of, lists_of, tile_in_blocks, tile_of_both, tiles_met
 
@@ -437,7 +437,7 @@ def _config(short: int, long: int, stages: int, warps: int) -> Config:
 
 
 def _setting(problem: Problem, point: Point) -> Config:
-    size = max(point.head.qk, point.head.v)
+    size = point.head.size
     if point.dtype == "fp32":
         return _config(*_32[size])
     # A table of scores: with large tiles the compiler for Ampere keeps none of its addresses in registers.
@@ -445,12 +445,6 @@ def _setting(problem: Problem, point: Point) -> Config:
     if point.layout == "strided" or point.captures != "none" or has_table:
         return _config(*_SMALL[size])
     return _config(*_16[80 if point.arch < 90 else 90][size])
-
-
-def _configs(heads: tuple[Head, ...], arch: int) -> tuple[Config, ...]:
-    tables = (_16[arch], _SMALL, _32)
-    found = [_config(*table[size]) for table in tables for h in heads if (size := max(h.qk, h.v)) in table]
-    return tuple({c.name: c for c in found}.values())
 
 
 def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...], layouts: tuple[str, ...] = LAYOUTS) -> Kernel:
@@ -481,15 +475,11 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...], layouts: tuple
             general=point.layout == "strided",
         )
 
-    dtypes = problem.dtypes
-    axes = {
-        "dtype": dtypes,
-        "precision": PRECISIONS if "fp32" in dtypes else PRECISIONS[:1],
-        "head": heads,
-        "layout": layouts,
-        "captures": ("none", "wanted") if grads else ("none",),
-    }
-    configs = {arch: _configs(heads, arch) for arch in (80, 90)}
+    axes = problem.axes(heads, layouts, tf32=True) | {"captures": ("none", "wanted") if grads else ("none",)}
+    configs = {}
+    for arch in (80, 90):
+        tables = (_16[arch], _SMALL, _32)
+        configs[arch] = distinct(_config(*setting) for table in tables for setting in of_heads(table, heads))
     return Kernel(f"{problem.name}_backward", op, axes, configs, plan)
 
 
@@ -501,7 +491,7 @@ def kv_programs(problem: Problem, long: int) -> Expr:
 
 def q_programs(problem: Problem, long: int) -> Expr:
     op = problem.backward_op
-    return query_tiles(problem, op, long) * op.local("B") * op.local("H")
+    return query_tiles(op, long) * op.local("B") * op.local("H")
 
 
 def _buffers(problem: Problem, point: Point) -> list[Buffer]:

@@ -30,7 +30,7 @@ from tk.aot.spec import (
 from tk.kernels.attention.bundles import Mods, Rows
 from tk.kernels.attention.forward import arguments, attend, length_of, pages_of
 from tk.kernels.attention.operands import load_rows, store_rows
-from tk.kernels.attention.problem import PRECISIONS, Head, Problem, tensor, tile_time
+from tk.kernels.attention.problem import Head, Problem, distinct, tensor, tile_time
 from tk.kernels.attention.softmax import LOG2_E, UNFUSED, add_sink, end_of_row, store_statistics
 from tk.kernels.attention.walk import TileList, lists_of, tiles_met
 
@@ -174,7 +174,7 @@ def config(rows: int, cols: int, stages: int, warps: int, per_sm: int = 2, depen
 
 
 def _settings(head: Head, dtype: str, arch: int) -> tuple[Config, ...]:
-    size = max(head.qk, head.v)
+    size = head.size
     dependent = arch >= 90
     if dtype == "fp32":
         return (config(_ROWS, 32 if size == 64 else 16, 2, 4, dependent=dependent),)  # unrolled, without tensor cores
@@ -239,12 +239,11 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
             buffers=buffers,
         )
 
-    axes = {"dtype": problem.dtypes, "precision": PRECISIONS[:1], "head": heads, "layout": ("aligned", "paged")}
     configs = {}
     for arch in (80, 90):
         settings = (c for h in heads for d in problem.dtypes for c in _settings(h, d, arch))
-        configs[arch] = tuple({c.name: c for c in (*settings, *CANDIDATES)}.values())
-    return Kernel(f"{problem.name}_decode", op, axes, configs, plan)
+        configs[arch] = distinct((*settings, *CANDIDATES))
+    return Kernel(f"{problem.name}_decode", op, problem.axes(heads, ("aligned", "paged")), configs, plan)
 
 
 def _splits(N: Expr, c: Config, programs: Expr) -> Expr:

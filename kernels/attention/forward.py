@@ -3,7 +3,6 @@
 `attend` is its loop, and decoding's too.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from tk.aot.expr import Expr, ceil_div, device, minimum
 from tk.aot.spec import ITEMSIZE, Arg, Bundle, Config, Const, Int, Kernel, Launch, Op, Plan, Point
 from tk.kernels.attention.bundles import Mods, Pages, Positions, Rows
 from tk.kernels.attention.operands import load_rows, load_rows_transposed, row_offsets, store_rows
-from tk.kernels.attention.problem import LAYOUTS, PRECISIONS, Head, Problem, takes_layout, tile_time
+from tk.kernels.attention.problem import LAYOUTS, Head, Problem, distinct, of_heads, takes_layout, tile_time
 from tk.kernels.attention.softmax import UNFUSED, add_sink, end_of_row, online_softmax, scores, store_statistics
 from tk.kernels.attention.walk import TileList, indices_of, lists_of, tile_at, tile_in_blocks, tiles_met
 
@@ -180,9 +179,9 @@ _STRIDED = {64: (64, 32, 2, 4), 128: (64, 32, 2, 4), 256: (32, 32, 2, 4), 512: (
 
 def setting(point: Point) -> tuple[int, int, int, int]:
     if point.layout == "strided" and point.dtype != "fp32":
-        return _STRIDED[max(point.head.qk, point.head.v)]
+        return _STRIDED[point.head.size]
     table = _32[point.precision] if point.dtype == "fp32" else _16[80 if point.arch < 90 else 90]
-    return table[max(point.head.qk, point.head.v)]
+    return table[point.head.size]
 
 
 def config(rows: int, cols: int, stages: int, warps: int, prefix: str = "") -> Config:
@@ -190,7 +189,7 @@ def config(rows: int, cols: int, stages: int, warps: int, prefix: str = "") -> C
     return Config(f"{prefix}{rows}x{cols}_s{stages}_w{warps}", shape)
 
 
-def query_tiles(problem: Problem, op: Op, rows: int) -> Expr:
+def query_tiles(op: Op, rows: int) -> Expr:
     """Tiles of one head: of blocks as the mask has them; without one there is one block."""
     M, q_block = op.local("M"), op.int("q_block")
     return ceil_div(M, q_block) * ceil_div(minimum(q_block, M), rows)
@@ -205,7 +204,7 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...], layouts: tuple
             return None
         if c.name != config(*setting(point)).name:
             return None
-        tiles = query_tiles(problem, op, c.block_m)
+        tiles = query_tiles(op, c.block_m)
         grid = (tiles, op.local("B") * op.local("H"), 1)
         waves = ceil_div(grid[0] * grid[1], device.sm_count)
         slowdown = {"aligned": 1, "paged": 2, "strided": 4}[point.layout]
@@ -227,16 +226,11 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...], layouts: tuple
             general=point.layout == "strided",
         )
 
-    dtypes = problem.dtypes
-    axes = {"dtype": dtypes, "precision": PRECISIONS if "fp32" in dtypes else PRECISIONS[:1], "head": heads,
-            "layout": layouts}  # fmt: skip
-    configs = {arch: _configs(heads, _16[arch], *_32.values(), _STRIDED) for arch in (80, 90)}
-    return Kernel(f"{problem.name}_forward", op, axes, configs, plan)
-
-
-def _configs(heads: tuple[Head, ...], *tables: Mapping[int, tuple[int, int, int, int]]) -> tuple[Config, ...]:
-    found = [config(*table[size]) for table in tables for h in heads if (size := max(h.qk, h.v)) in table]
-    return tuple({c.name: c for c in found}.values())
+    configs = {}
+    for arch in (80, 90):
+        tables = (_16[arch], *_32.values(), _STRIDED)
+        configs[arch] = distinct(config(*setting) for table in tables for setting in of_heads(table, heads))
+    return Kernel(f"{problem.name}_forward", op, problem.axes(heads, layouts, tf32=True), configs, plan)
 
 
 def arguments(problem: Problem, mods: Mods, point: Point) -> dict[str, Arg | Bundle]:

@@ -33,7 +33,7 @@ from tk.kernels.attention.hopper_backward import (
     attention_statistics,
 )
 from tk.kernels.attention.hopper_tiles import Schedule, descriptor, no_repeats
-from tk.kernels.attention.problem import Head, Problem, tensor, tile_time
+from tk.kernels.attention.problem import Head, Problem, distinct, tensor, tile_time
 from tk.kernels.attention.softmax import UNFUSED
 
 _TILE = 128  # rows that a program keeps: of both consumers
@@ -59,12 +59,11 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
     has_mask, has_score = mods.MASK.value is not None, mods.SCORE.value is not None
 
     def config_of(head: Head) -> Config:
-        size = max(head.qk, head.v)
-        return _WITH_SCORE if size == 64 and has_score else _CONFIGS[size]
+        return _WITH_SCORE if head.size == 64 and has_score else _CONFIGS[head.size]
 
     def plan(point: Point) -> Plan | None:
         c = point.config
-        is_tried = c in CANDIDATES.get(max(point.head.qk, point.head.v), ())
+        is_tried = c in CANDIDATES.get(point.head.size, ())
         if point.dtype == "fp32" or (c.name != config_of(point.head).name and not is_tried):
             return None
         names = ("query", "key", "value", "grad_0", "grad_query", "grad_key", "grad_value")
@@ -78,10 +77,9 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
             droppable=True,  # the plain kernel serves the mods whose derivatives leave no registers
         )
 
-    axes = {"dtype": problem.dtypes, "precision": ("ieee",), "head": heads, "layout": ("aligned",),
-            "captures": ("none",)}  # fmt: skip
-    configs = {c.name: c for c in (*_CONFIGS.values(), _WITH_SCORE, *chain(*CANDIDATES.values()))}
-    return Kernel(f"{problem.name}_backward_hopper", op, axes, {90: tuple(configs.values())}, plan)
+    axes = problem.axes(heads, ("aligned",)) | {"captures": ("none",)}
+    configs = distinct((*_CONFIGS.values(), _WITH_SCORE, *chain(*CANDIDATES.values())))
+    return Kernel(f"{problem.name}_backward_hopper", op, axes, {90: configs}, plan)
 
 
 def _constraints(problem: Problem, names: tuple[str, ...]) -> tuple[Constraint, ...]:

@@ -480,7 +480,7 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
     pairs = problem.pairs(op)
 
     def config_of(head: Head) -> Config:
-        if max(head.qk, head.v) > 128:
+        if head.size > 128:
             return _WIDE
         return _THREE if head.qk == 64 and not has_mask and not has_score else _TWO
 
@@ -517,7 +517,7 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
             buffers=(Buffer(4, zeroed=True),) if has_mask else (Buffer(4),),
         )
 
-    axes = {"dtype": problem.dtypes, "precision": ("ieee",), "head": heads, "layout": ("aligned",)}
+    axes = problem.axes(heads, ("aligned",))
     if pairs is not None:
         axes["captured"] = ("pairs", "any")  # the first that a call fits is taken
     return Kernel(f"{problem.name}_hopper", op, axes, {90: (_TWO, _THREE, _WIDE)}, plan)

@@ -7,10 +7,11 @@ absent — a block mask, lengths, pages, sinks — is a tensor without elements:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import and_
+from typing import Any
 
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, maximum, select, tensors
 from tk.aot.spec import (
@@ -18,6 +19,7 @@ from tk.aot.spec import (
     ITEMSIZE,
     Arg,
     Bundle,
+    Config,
     Const,
     Constraint,
     Int,
@@ -75,9 +77,24 @@ class Head:
         return self == other or (not self.exact and self.qk >= other.qk and self.v >= other.v)
 
     @property
+    def size(self) -> int:
+        """The larger of the two."""
+        return max(self.qk, self.v)
+
+    @property
     def is_wide(self) -> bool:
         """Past what fits into registers beside a tile of scores: such heads have the kernels for every layout alone."""
-        return max(self.qk, self.v) > 256
+        return self.size > 256
+
+
+def distinct(configs: Iterable[Config]) -> tuple[Config, ...]:
+    """Each once."""
+    return tuple({c.name: c for c in configs}.values())
+
+
+def of_heads(table: Mapping[int, tuple[int, int, int, int]], heads: Sequence[Head]) -> list[tuple[int, int, int, int]]:
+    """Settings of `table`, which has them by the larger head size."""
+    return [table[h.size] for h in heads if h.size in table]
 
 
 def takes_layout(layout: str, head: Head, heads: Sequence[Head]) -> bool:
@@ -177,14 +194,12 @@ class Problem:
 
     def _locals(self, t: Mapping[str, Tensor]) -> dict[str, Expr]:
         q, k, pages = t["query"], t["key"], t["page_table"]
-        number = as_expr(-1)
-        for n, dtype in reversed(list(enumerate(self.dtypes))):
-            number = select(q.dtype == DTYPES[dtype], n, number)
         has_pages = pages.size(0) > 0
         return {
             "B": q.size(0), "H": q.size(1), "M": q.size(2),
             "N": select(has_pages, pages.size(1) * k.size(2), k.size(2)),
-            "D": q.size(3), "DV": t["value"].size(3), "H_kv": k.size(1), "dtype": number, "has_pages": has_pages,
+            "D": q.size(3), "DV": t["value"].size(3), "H_kv": k.size(1), "dtype": dtype_number(q, self.dtypes),
+            "has_pages": has_pages,
             "page_size": select(has_pages, k.size(2), MAX_LENGTH),
             "has_lists": t["kv_num_blocks"].size(0) > 0,
             "group": q.size(1) // maximum(k.size(1), 1),
@@ -410,6 +425,11 @@ class Problem:
             return require((D == head.qk) & (DV == head.v), f"head sizes {head.qk} and {head.v}")
         return require((D <= head.qk) & (DV <= head.v), f"head sizes up to {head.qk} and {head.v}")
 
+    def axes(self, heads: tuple[Head, ...], layouts: tuple[str, ...], tf32: bool = False) -> dict[str, Sequence[Any]]:
+        """Of a kernel's grid. tf32: it has a variant for that precision."""
+        precisions = PRECISIONS if tf32 and "fp32" in self.dtypes else PRECISIONS[:1]
+        return {"dtype": self.dtypes, "precision": precisions, "head": heads, "layout": layouts}
+
     def serves(self, point: Point) -> dict[str, tuple[int, ...]]:
         return {"dtype": (self.dtypes.index(point.dtype),), "precision": (PRECISIONS.index(point.precision),)}
 
@@ -418,6 +438,14 @@ class Problem:
         if point.precision == "tf32" and point.dtype != "fp32":
             return False
         return not (point.layout == "strided" and point.head.exact)
+
+
+def dtype_number(t: Tensor, dtypes: Sequence[str]) -> Expr:
+    """Which of `dtypes` it has, -1 for another."""
+    number = as_expr(-1)
+    for n, dtype in reversed(list(enumerate(dtypes))):
+        number = select(t.dtype == DTYPES[dtype], n, number)
+    return number
 
 
 def tensor(op: Op, name: str) -> Tensor:

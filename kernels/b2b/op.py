@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tk.aot.expr import Expr, Tensor, as_expr, const, maximum, select, tensors
-from tk.aot.spec import DTYPES, Bundle, Constraint, Int, Op, Output, Param, Point, Selector, require
+from tk.aot.expr import Expr, Tensor, const, maximum, select, tensors
+from tk.aot.spec import Bundle, Constraint, Int, Op, Output, Param, Point, Selector, require
 from tk.kernels.attention.bundles import bundle
+from tk.kernels.attention.problem import dtype_number
 
 MOST = 256  # of K: a row of a stays on the chip whole
 LAYOUTS = ("left", "right", "strided")  # row-major operands; column-major ones; anything
@@ -38,7 +39,7 @@ class Problem:
         params += [Param(n, "float") for n in floats] + [Param(n, "int") for n in ints]
         bare = Op(self.name, (a, b, c, out), ints, floats, {}, {}, (), params=tuple(params))
         M, N = a.size(0), c.size(1)
-        op = replace(bare, locals=self._locals(a, b, c, out))
+        op = replace(bare, locals=self._locals(a, c))
         is_transposed = op.int("transposed") != 0
         strides = (select(is_transposed, 1, maximum(N, 1)), select(is_transposed, maximum(M, 1), 1))
         return replace(
@@ -51,15 +52,12 @@ class Problem:
                                  b2b=self.text), sort_keys=True),
         )  # fmt: skip
 
-    def _locals(self, a: Tensor, b: Tensor, c: Tensor, out: Tensor) -> dict[str, Expr]:
-        number = as_expr(-1)
-        for n, dtype in reversed(list(enumerate(self.dtypes))):
-            number = select(a.dtype == DTYPES[dtype], n, number)
+    def _locals(self, a: Tensor, c: Tensor) -> dict[str, Expr]:
         sizes = {"M": a.size(0), "N": c.size(1), "K": a.size(1), "P": c.size(0)}
         largest = const(0)
         for size in sizes.values():
             largest = maximum(largest, size)
-        return sizes | {"dtype": number, "largest": largest}
+        return sizes | {"dtype": dtype_number(a, self.dtypes), "largest": largest}
 
     def _checks(self, op: Op, a: Tensor, b: Tensor, c: Tensor) -> list[Constraint]:
         return [

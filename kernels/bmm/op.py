@@ -5,19 +5,18 @@ An operand that all of the batch share has a batch stride of 0.
 
 from dataclasses import replace
 
-from tk.aot.expr import const, int_arg, mode, select
-from tk.aot.spec import ITEMSIZE, Config, Constraint, Op, Point, require
-from tk.kernels.gemm.problem import Batch, Gemm, gemm_locals, gemm_selectors, out_dtype
+from tk.aot.expr import Expr, const, mode, select
+from tk.aot.spec import ITEMSIZE, Config, Constraint, Point
+from tk.kernels.gemm.problem import Batch, Gemm, gemm_locals, gemm_op, gemm_selectors, out_dtype
 from tk.kernels.gemm.tiles import Tiles, tiles_of
 
 A, B, BIAS, OUT = (Batch(name, i) for i, name in enumerate(("a", "b", "bias", "out")))
-_INTS = ("activation", "precision")
 
 # In batch-invariant mode neither the rows nor the matrices that came along may count.
 _BATCH_CHOICE = select(mode("batch_invariant"), 16, A.batch)
 
 
-def _locals():  # type: ignore[no-untyped-def]
+def _locals() -> dict[str, Expr]:
     """Of one matrix as of any product; bytes are those of the whole batch, and rows are few if all of a batch's are."""
     found = gemm_locals(A, B, OUT)
     bytes_of = {
@@ -30,15 +29,7 @@ def _locals():  # type: ignore[no-untyped-def]
     return found | bytes_of | {"pdl": const(0), "batch": A.batch, "batch_choice": _BATCH_CHOICE}
 
 
-OP = Op(
-    name="bmm",
-    tensors=(A, B, BIAS, OUT),
-    ints=_INTS,
-    floats=("alpha", "beta"),
-    locals=_locals(),
-    selectors=gemm_selectors(A, B, BIAS, OUT, *(int_arg(_INTS.index(name)) for name in _INTS)),
-    dims=("batch", "M", "N", "K"),
-)
+OP = gemm_op("bmm", (A, B, BIAS, OUT), _locals(), gemm_selectors(A, B, BIAS, OUT), ("batch", "M", "N", "K"))
 BMM = Gemm(OP, A, B, BIAS, OUT)
 BATCH = OP.local("batch")
 
@@ -51,10 +42,5 @@ def batch_tiles(config: Config) -> Tiles:
 
 def batches_suit_tma(point: Point) -> tuple[Constraint, ...]:
     """What TMA asks of the matrices of a batch as it does of their rows."""
-
-    def suits(t: Batch, itemsize: int) -> Constraint:
-        by = 16 // itemsize
-        return require(t.batch_stride % by == 0, f"{t.name}'s matrices a multiple of {by} elements apart")
-
-    sizes = {A: ITEMSIZE[point.dtype], B: ITEMSIZE[point.dtype], OUT: ITEMSIZE[out_dtype(point)]}
-    return tuple(suits(t, itemsize) for t, itemsize in sizes.items())
+    dtypes = {A: point.dtype, B: point.dtype, OUT: out_dtype(point)}
+    return tuple(t.apart(16 // ITEMSIZE[dtype]) for t, dtype in dtypes.items())

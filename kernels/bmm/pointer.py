@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from tk.aot.expr import Expr
-from tk.aot.spec import Constraint, Int, Kernel, Plan, Point, require
+from tk.aot.spec import Constraint, Int, Kernel, Plan, Point
 from tk.kernels.bmm.op import BIAS, BMM, OP, OUT, A, B, batch_tiles
 from tk.kernels.epilogue import finish
 from tk.kernels.gemm.cost import Work, is_fitted
@@ -51,11 +51,7 @@ def bmm_pointer(a, b, bias, out, size, strides, apart, stride_om, stride_on, epi
 
 
 def _aligned(point: Point) -> tuple[Constraint, ...]:
-    if not point.aligned:
-        return ()
-    return tuple(
-        require(t.batch_stride % 16 == 0, f"{t.name}'s matrices a multiple of 16 elements apart") for t in (A, B, OUT)
-    )
+    return tuple(t.apart(16) for t in (A, B, OUT)) if point.aligned else ()
 
 
 def _cost(point: Point, work: Work) -> Expr:

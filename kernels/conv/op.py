@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from tk.aot.expr import Expr, Tensor, int_arg, mode, select, tensors
 from tk.aot.spec import DTYPES, Constraint, Op, Point, Selector, require
+from tk.kernels.gemm.problem import DTYPE_AXIS, PRECISION_AXIS, dtype_selector
 
 # x [N, G, C, D, H, W], weight [G, O, C, KD, KH, KW], bias [G, O] or absent, out [N, G, O, PD, PH, PW]: C and O channels
 # in each of G groups. Dimensions that a convolution does not have are of size 1. An output pixel p reads x at
@@ -17,17 +18,16 @@ X, WEIGHT, BIAS, OUT = tensors("x", "weight", "bias", "out")
 SPATIAL = ("d", "h", "w")
 GEOMETRY = tuple(f"{what}_{d}" for what in ("stride", "padding", "dilation") for d in SPATIAL)
 
-DTYPE_AXIS = ("bf16", "fp16", "fp32")
-PRECISION_AXIS = ("ieee", "tf32")
 
+def conv_op(name: str, tensors: tuple[Tensor, ...], like: tuple[Tensor, Tensor, Tensor], dtype_of: Tensor,
+            ints: tuple[str, ...], **locals: Expr) -> Op:  # fmt: skip
+    """like: what has the sizes of x, of the weight and of out. ints: those behind GEOMETRY. locals: more of them.
 
-def conv_selectors(x: Tensor, precision: Expr) -> dict[str, Selector]:
-    """The axes of the bucket: layouts are constraints."""
-    is_fp32 = x.dtype == DTYPES["fp32"]
-    return {
-        "dtype": Selector(select(x.dtype == DTYPES["bf16"], 0, select(x.dtype == DTYPES["fp16"], 1, 2)), 3),
-        "precision": Selector(select(is_fp32, precision, 0), 2),
-    }
+    The bucket has no layouts, which are constraints."""
+    ints = (*GEOMETRY, *ints)
+    precision = select(dtype_of.dtype == DTYPES["fp32"], int_arg(ints.index("precision")), 0)
+    selectors = {"dtype": dtype_selector(dtype_of), "precision": Selector(precision, 2)}
+    return Op(name, tensors, ints, (), conv_locals(*like) | locals, selectors, DIMS)
 
 
 def conv_locals(x: Tensor, weight: Tensor, out: Tensor) -> dict[str, Expr]:
@@ -66,17 +66,7 @@ def _downscale(x: Tensor, out: Tensor) -> Expr:
 
 
 DIMS = ("M", "N", "K", "shape")
-_INTS = (*GEOMETRY, "activation", "precision")
-
-OP = Op(
-    name="conv",
-    tensors=(X, WEIGHT, BIAS, OUT),
-    ints=_INTS,
-    floats=(),
-    locals=conv_locals(X, WEIGHT, OUT),
-    selectors=conv_selectors(X, int_arg(_INTS.index("precision"))),
-    dims=DIMS,
-)
+OP = conv_op("conv", (X, WEIGHT, BIAS, OUT), (X, WEIGHT, OUT), X, ("activation", "precision"))
 
 
 def makes_sense(point: Point) -> bool:

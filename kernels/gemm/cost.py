@@ -46,7 +46,7 @@ class Work:
     sm_k_blocks: Expr = const(0)
     b_reads: Expr | None = None
 
-    def terms(self, point: Point) -> dict[str, Expr]:
+    def terms(self) -> dict[str, Expr]:
         """What the predicted time is a sum of. Bytes by the KB: one takes less than a picosecond.
 
         launch, pdl_launch: a launch, and one that begins before its predecessors end. l2_kb: what programs fetch.
@@ -175,7 +175,7 @@ def fitted(op: str, arch: int, name: str) -> Weights | None:
 def weighted(point: Point, work: Work, weights: Weights) -> Expr:
     """Picoseconds. Of a weight for few rows and one for many, as it is for the problem."""
     total = const(0)
-    for name, term in work.terms(point).items():
+    for name, term in work.terms().items():
         few, many = (weights[rows].get(name, 0) for rows in ("few", "many"))
         total += (few if few == many else select(work.gemm.op.local("few_rows"), few, many)) * term
     return total

@@ -237,7 +237,7 @@ def pointer_plan(
         serves=serves,
         launches=(Launch(fn, args, (tiles.count, 1, 1), num_warps=c.num_warps, num_stages=c.num_stages),),
         cost=cost(point, work),
-        terms=work.terms(point),
+        terms=work.terms(),
         general=not point.aligned,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tk.aot.expr import Expr, Tensor, const, maximum, mode, select
+from tk.aot.expr import Expr, Tensor, const, int_arg, maximum, mode, select
 from tk.aot.spec import DTYPES, ITEMSIZE, Constraint, Int, Op, Point, Pointer, Selector, require
 from tk.kernels.gemm.arguments import Epilogue, Size
 
@@ -34,6 +34,10 @@ class Batch(Tensor):
     def batch_stride(self) -> Expr:
         return super().stride(0)
 
+    def apart(self, by: int) -> Constraint:
+        """So that what is loaded at once lies as evenly in every matrix."""
+        return require(self.batch_stride % by == 0, f"{self.name}'s matrices a multiple of {by} elements apart")
+
 
 def _order(a: Tensor, b: Tensor, out: Tensor) -> Expr:
     """Both strides 1 (a single row or column) counts as n."""
@@ -45,15 +49,25 @@ def _order(a: Tensor, b: Tensor, out: Tensor) -> Expr:
     return select((of_a == 2) | (of_b == 2) | (out.stride(1) != 1), 4, 2 * of_a + of_b)
 
 
-def gemm_selectors(a: Tensor, b: Tensor, bias: Tensor, out: Tensor, activation: Expr,
-                   precision: Expr) -> dict[str, Selector]:  # fmt: skip
-    """The axes of a product's bucket."""
+def dtype_selector(t: Tensor) -> Selector:
+    """By DTYPE_AXIS."""
+    return Selector(select(t.dtype == DTYPES["bf16"], 0, select(t.dtype == DTYPES["fp16"], 1, 2)), 3)
+
+
+def out_selector(a: Tensor, out: Tensor) -> Selector:
+    """By OUT_AXIS."""
+    return Selector((out.dtype == DTYPES["fp32"]) & (a.dtype != DTYPES["fp32"]), 2)
+
+
+def gemm_selectors(a: Tensor, b: Tensor, bias: Tensor, out: Tensor) -> dict[str, Selector]:
+    """The axes of the bucket of a ``gemm_op``."""
+    activation, precision = (int_arg(i) for i in range(len(_GEMM_INTS)))
     is_fp32 = a.dtype == DTYPES["fp32"]
     return {
-        "dtype": Selector(select(a.dtype == DTYPES["bf16"], 0, select(a.dtype == DTYPES["fp16"], 1, 2)), 3),
+        "dtype": dtype_selector(a),
         "order": Selector(_order(a, b, out), 5),
         "epilogue": Selector(select(bias.present, select(bias.stride(0) == 0, 1, 2), activation != 0), 3),
-        "out": Selector((out.dtype == DTYPES["fp32"]) & (a.dtype != DTYPES["fp32"]), 2),
+        "out": out_selector(a, out),
         "precision": Selector(select(is_fp32, precision, 0), 2),
     }
 
@@ -101,6 +115,13 @@ def gemm_locals(a: Tensor, b: Tensor, out: Tensor, itemsize: int | None = None) 
 
 
 GEMM_DIMS = ("M", "N", "K", "pdl")
+_GEMM_INTS = ("activation", "precision")
+
+
+def gemm_op(name: str, tensors: tuple[Tensor, ...], locals: Mapping[str, Expr], selectors: Mapping[str, Selector],
+            dims: tuple[str, ...]) -> Op:  # fmt: skip
+    """An op whose result is activation(alpha * product + beta * bias)."""
+    return Op(name, tensors, _GEMM_INTS, ("alpha", "beta"), locals, selectors, dims)
 
 
 @dataclass(frozen=True)

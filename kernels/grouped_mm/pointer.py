@@ -146,19 +146,13 @@ def groups_of(offs: Tensor) -> Groups:
 
 def _group_args(gemm: Gemm, point: Point) -> dict[str, Arg | Bundle]:
     shared = product_args(gemm, point) | finish_args(gemm, point, "vector")
-    return shared | dict(
-        groups=groups_of(OFFS),
-        stride_bias_b=Int(BIAS.batch_stride, "i64"),
-    )
+    return shared | dict(groups=groups_of(OFFS), stride_bias_b=Int(BIAS.batch_stride, "i64"))
 
 
 def group_constraints(point: Point, gemm: Gemm, groups: Expr, batched: Batch) -> tuple[Constraint, ...]:
     """batched: what has a matrix for each group."""
     found = (*constraints(gemm, point), require(groups < 2**20, "fewer than 2**20 groups"))
-    if not point.aligned:
-        return found
-    apart = f"{batched.name}'s matrices a multiple of 16 elements apart"
-    return (*found, require(batched.batch_stride % 16 == 0, apart))
+    return (*found, batched.apart(16)) if point.aligned else found
 
 
 def tiles_of_rows(gemm: Gemm, groups: Expr, config: Config) -> Tiles:

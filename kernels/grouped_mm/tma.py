@@ -53,11 +53,10 @@ def group_args(gemm: Gemm, offs: Tensor) -> dict[str, Arg | Bundle]:
 
 def groups_suit_tma(point: Point, gemm: Gemm, groups: Expr, tiles: Tiles) -> tuple[Constraint, ...]:
     assert isinstance(gemm.b, Batch)
-    by = 16 // ITEMSIZE[point.dtype]
     return (
         *gemm.suits_tma(point),
         require(gemm.K > 0, "K > 0"),
-        require(gemm.b.batch_stride % by == 0, f"b's matrices a multiple of {by} elements apart"),
+        gemm.b.apart(16 // ITEMSIZE[point.dtype]),
         require(groups < 2**20, "fewer than 2**20 groups"),
         require(tiles.count < 2**31 - 2**16, "tiles that 32 bits can count"),
     )

@@ -199,7 +199,7 @@ class StreamK:
             locals=self._locals,
             buffers=self._buffers,
             cost=cost(point, work),
-            terms=work.terms(point),
+            terms=work.terms(),
         )
 
 
@@ -234,7 +234,7 @@ class ClusterSplitK:
             serves=serves,
             launches=(self._launch(point, fn, args),),
             cost=cost(point, work),
-            terms=work.terms(point),
+            terms=work.terms(),
         )
 
     def _launch(self, point: Point, fn: object, args: Mapping[str, Arg | Bundle]) -> Launch:
@@ -370,7 +370,7 @@ def persistent_plan(
         serves=serves,
         launches=(Launch(fn, args, grid, num_warps=4, num_ctas=tiles.cluster, dependent=dependent),),
         cost=cost(point, work),
-        terms=work.terms(point),
+        terms=work.terms(),
     )
 
 

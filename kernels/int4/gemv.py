@@ -159,7 +159,7 @@ def few_rows_plan(
         serves=serves(point),
         launches=(launch,),
         cost=predict_or(point, work, guess),
-        terms=work.terms(point),
+        terms=work.terms(),
     )
 
 

@@ -77,7 +77,7 @@ def _plan(point: Point) -> Plan:
         serves=serves(point),
         launches=(Launch(int4_general, args, grid=(tiles.count, 1, 1), num_warps=c.num_warps, num_stages=2),),
         cost=predict_or(point, work, guess),
-        terms=work.terms(point),
+        terms=work.terms(),
         general=True,
     )
 

@@ -9,10 +9,9 @@ nibble of b[k // 2, n]. There are K / group rows of scales and of zeros. Absent 
 
 from tk.aot.expr import Expr, Tensor, const, maximum, select, tensors
 from tk.aot.spec import DTYPES, REDUCED_FLOATS, Constraint, Op, Point, Selector, require
-from tk.kernels.gemm.problem import OUT_AXIS, Gemm, gemm_locals
+from tk.kernels.gemm.problem import OUT_AXIS, Gemm, gemm_locals, gemm_op, out_selector
 
 DTYPE_AXIS = REDUCED_FLOATS
-_INTS = ("activation", "precision")
 
 A, B, SCALES, ZEROS, BIAS, OUT = tensors("a", "b", "scales", "zeros", "bias", "out")
 
@@ -26,18 +25,12 @@ def _dtype(t: Tensor) -> Selector:
     return Selector(t.dtype == DTYPES["fp16"], 2)
 
 
-OP = Op(
-    name="int4_mm",
-    tensors=(A, B, SCALES, ZEROS, BIAS, OUT),
-    ints=_INTS,
-    floats=("alpha", "beta"),
-    locals=gemm_locals(A, B, OUT)
-    | {"b_bytes": B.size(0) * B.size(1), "pdl": const(0), "group": _group(SCALES, A.size(1))},
-    selectors={
-        "dtype": _dtype(A),
-        "out": Selector((OUT.dtype == DTYPES["fp32"]) & (A.dtype != DTYPES["fp32"]), len(OUT_AXIS)),
-    },
-    dims=("M", "N", "K", "group"),
+OP = gemm_op(
+    "int4_mm",
+    (A, B, SCALES, ZEROS, BIAS, OUT),
+    gemm_locals(A, B, OUT) | {"b_bytes": B.size(0) * B.size(1), "pdl": const(0), "group": _group(SCALES, A.size(1))},
+    {"dtype": _dtype(A), "out": out_selector(A, OUT)},
+    ("M", "N", "K", "group"),
 )
 INT4 = Gemm(OP, A, B, BIAS, OUT)
 GROUP = OP.local("group")

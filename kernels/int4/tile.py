@@ -190,7 +190,7 @@ def _plan(point: Point) -> Plan:
         serves=serves(point),
         launches=(Launch(int4_tile, args, (tiles.count, 1, 1), num_warps=c.num_warps, num_stages=c.num_stages),),
         cost=_cost(point, work),
-        terms=work.terms(point),
+        terms=work.terms(),
     )
 
 

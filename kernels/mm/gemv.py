@@ -292,7 +292,7 @@ def _plan(point: Point) -> Plan | None:
         serves=_serves(point),
         launches=(launch,),
         cost=_predicted(point, work),
-        terms=work.terms(point),
+        terms=work.terms(),
     )
 
 

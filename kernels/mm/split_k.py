@@ -140,7 +140,7 @@ class SplitK:
             locals=(k_per_split, ceil_div(gemm.K, self.k_per_split)),
             buffers=(Buffer(self.splits * gemm.M * gemm.N * 4),),
             cost=cost(point, work),
-            terms=work.terms(point),
+            terms=work.terms(),
             general=general,
         )
 

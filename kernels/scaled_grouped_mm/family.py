@@ -23,7 +23,6 @@ from tk.kernels.hopper.tma_load import group_operands
 from tk.kernels.sampled import sampled_family
 from tk.kernels.scaled_grouped_mm.op import BIAS, GROUPS, OFFS, OP, OUT, SCALE_A, SCALE_B, SCALED_ROWS, B
 from tk.kernels.scaled_mm import pointer, tma_plans
-from tk.kernels.scaled_mm.op import ACCUMULATION_AXIS, OUT_AXIS
 from tk.kernels.scaled_mm.pointer import accumulate_float8, finish_scaled, scale
 from tk.kernels.scaled_mm.tma import multiplier
 
@@ -126,13 +125,7 @@ _TMA_CONFIGS = (
     tma_plans.tile(128, 256, 4, 32, 16, "fast"),
 )
 # Of torch's own there is but the product of two e4m3fn. What gives another dtype has one config.
-_TMA_AXES = {
-    "dtype": ("fp8e4nv",),
-    "b_dtype": ("fp8e4nv",),
-    "out": OUT_AXIS,
-    "accumulation": ACCUMULATION_AXIS,
-    "order": ("nt",),
-}
+_TMA_AXES = tma_plans.AXES | {"dtype": ("fp8e4nv",), "b_dtype": ("fp8e4nv",)}
 _TMA = Kernel("scaled_grouped_mm_tma", OP, _TMA_AXES, {90: _TMA_CONFIGS}, _tma_plan)
 _POINTER = Kernel("scaled_grouped_mm_pointer", OP, pointer.AXES, dict.fromkeys(ARCHS, _POINTER_CONFIGS), _pointer_plan)
 _SAMPLED = {_POINTER.name: ("64x64x64_s3_w4",), _TMA.name: ("128x128x128_s6_coop",)}

@@ -18,6 +18,13 @@ ORDER_AXIS = ("nt", "ss")
 OUT_AXIS = ("bf16", "fp16", "fp32")
 # slow: every 128 products of a sum are added to it in fp32. fast: tensor cores add all of them, with fewer bits.
 ACCUMULATION_AXIS = ("slow", "fast")
+SELECTOR_AXES = {
+    "dtype": DTYPE_AXIS,
+    "b_dtype": DTYPE_AXIS,
+    "order": ORDER_AXIS,
+    "out": OUT_AXIS,
+    "accumulation": ACCUMULATION_AXIS,
+}
 
 
 def scaled_selectors(a: Tensor, b: Tensor, out: Tensor) -> dict[str, Selector]:

@@ -29,16 +29,8 @@ from tk.kernels.gemm.pointer import (
 )
 from tk.kernels.gemm.problem import Gemm, out_dtype
 from tk.kernels.gemm.tiles import tiles_of
-from tk.kernels.scaled_mm.op import (
-    ACCUMULATION_AXIS,
-    DTYPE_AXIS,
-    ORDER_AXIS,
-    OUT_AXIS,
-    SCALE_A,
-    SCALE_B,
-    SCALED,
-)
 from tk.kernels.scaled_mm.op import OP as SCALED_MM
+from tk.kernels.scaled_mm.op import ORDER_AXIS, OUT_AXIS, SCALE_A, SCALE_B, SCALED, SELECTOR_AXES
 
 # --- The device functions ---
 
@@ -128,13 +120,8 @@ def is_compiled(point: Point) -> bool:
 
 def serves(point: Point) -> dict[str, tuple[int, ...]]:
     """The pointer kernels': both formats and accumulations."""
-    return {
-        "dtype": tuple(range(len(DTYPE_AXIS))),
-        "b_dtype": tuple(range(len(DTYPE_AXIS))),
-        "order": (ORDER_AXIS.index(point.order),),
-        "out": (OUT_AXIS.index(point.out),),
-        "accumulation": tuple(range(len(ACCUMULATION_AXIS))),
-    }
+    every = {name: tuple(range(len(values))) for name, values in SELECTOR_AXES.items()}
+    return every | {"order": (ORDER_AXIS.index(point.order),), "out": (OUT_AXIS.index(point.out),)}
 
 
 def pointer_args(gemm: Gemm, point: Point, scale_a: Tensor, scale_b: Tensor) -> dict[str, Arg | Bundle]:

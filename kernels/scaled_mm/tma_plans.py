@@ -30,15 +30,12 @@ from tk.kernels.hopper.plans import (
     whole_tiles,
 )
 from tk.kernels.scaled_mm.op import (
-    ACCUMULATION_AXIS,
-    DTYPE_AXIS,
     OP,
-    ORDER_AXIS,
     OUT,
-    OUT_AXIS,
     SCALE_A,
     SCALE_B,
     SCALED,
+    SELECTOR_AXES,
     A,
     B,
 )
@@ -59,13 +56,7 @@ def takes(point: Point) -> bool:
 
 
 def serves(point: Point) -> dict[str, tuple[int, ...]]:
-    return {
-        "dtype": (DTYPE_AXIS.index(point.dtype),),
-        "b_dtype": (DTYPE_AXIS.index(point.b_dtype),),
-        "order": (ORDER_AXIS.index(point.order),),
-        "out": (OUT_AXIS.index(point.out),),
-        "accumulation": (ACCUMULATION_AXIS.index(point.accumulation),),
-    }
+    return {name: (values.index(point.axes[name]),) for name, values in SELECTOR_AXES.items()}
 
 
 def predict(point: Point, work: Work, launch: int = 0) -> Expr:
@@ -220,13 +211,7 @@ _DEVICE_MAPS = tuple(
     replace(c, name=f"{c.name}_device_maps")
     for c in (tile(128, 256, 4, 32, 16, "fast"), tile(128, 128, 6, 64, 32, "slow"))
 )
-AXES = {
-    "dtype": DTYPE_AXIS,
-    "b_dtype": DTYPE_AXIS,
-    "out": OUT_AXIS,
-    "accumulation": ACCUMULATION_AXIS,
-    "order": ("nt",),
-}
+AXES = {name: SELECTOR_AXES[name] for name in ("dtype", "b_dtype", "out", "accumulation")} | {"order": ("nt",)}
 
 KERNELS = (
     Kernel("scaled_mm_tma", OP, AXES, {90: _TILES}, _plan),

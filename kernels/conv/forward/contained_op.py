@@ -4,11 +4,11 @@ infinity of one group made NaN of others' results: what is NaN is worked out aga
 Of each pixel two elements are read, and nothing is written where they are no NaN. The kernel is that of contained.py.
 """
 
-from tk.aot.expr import select
-from tk.aot.spec import DTYPES, Config, Family, Kernel, Op, Plan, Point, Selector, require
+from tk.aot.spec import Config, Family, Kernel, Op, Plan, Point, require
 from tk.kernels.conv.forward.pointer import ARCHS, contained_cost, contained_launch
 from tk.kernels.conv.op import BIAS, DTYPE_AXIS, OUT, WEIGHT, X, conv_locals, fits_32_bits, has_pieces
 from tk.kernels.conv.op import OP as CONV
+from tk.kernels.gemm.problem import dtype_selector
 
 # Everything as `conv` has it, and how many groups were multiplied as one; the precision makes no difference.
 OP = Op(
@@ -17,11 +17,7 @@ OP = Op(
     ints=(*CONV.ints, "merge"),
     floats=(),
     locals=conv_locals(X, WEIGHT, OUT),
-    selectors={
-        "dtype": Selector(
-            select(X.dtype == DTYPES["bf16"], 0, select(X.dtype == DTYPES["fp16"], 1, 2)), len(DTYPE_AXIS)
-        ),
-    },
+    selectors={"dtype": dtype_selector(X)},
     dims=("M", "N", "K"),
 )
 

@@ -3,12 +3,10 @@
 Places at the same remainder of the stride are a phase: the same taps reach them."""
 
 from tk.aot.expr import Expr, ceil_div, int_arg, mode, select, tensors
-from tk.aot.spec import Op
-from tk.kernels.conv.op import DIMS, GEOMETRY, conv_locals, conv_selectors
+from tk.kernels.conv.op import conv_op
 
 # grad [N, G, O, PD, PH, PW], weight [G, O, C, KD, KH, KW], out [N, G, C, D, H, W]: see kernels/conv/op.py.
 GRAD, WEIGHT, OUT = tensors("grad", "weight", "out")
-_INTS = (*GEOMETRY, "precision")
 
 
 def stride(d: int) -> Expr:
@@ -22,17 +20,13 @@ def places(d: int) -> Expr:
 
 _PLACES = places(0) * places(1) * places(2)
 
-OP = Op(
-    name="conv_input_grad",
-    tensors=(GRAD, WEIGHT, OUT),
-    ints=_INTS,
-    floats=(),
-    locals=conv_locals(OUT, WEIGHT, GRAD)
-    | {
-        "rows": OUT.size(0) * _PLACES,  # of a phase
-        "rows_choice": select(mode("batch_invariant"), 8, OUT.size(0)) * _PLACES,
-        "phases": stride(0) * stride(1) * stride(2),
-    },
-    selectors=conv_selectors(GRAD, int_arg(_INTS.index("precision"))),
-    dims=DIMS,
+OP = conv_op(
+    "conv_input_grad",
+    (GRAD, WEIGHT, OUT),
+    (OUT, WEIGHT, GRAD),
+    GRAD,
+    ("precision",),
+    rows=OUT.size(0) * _PLACES,  # of a phase
+    rows_choice=select(mode("batch_invariant"), 8, OUT.size(0)) * _PLACES,
+    phases=stride(0) * stride(1) * stride(2),
 )

@@ -111,7 +111,7 @@ def _tile(block_m: int, block_n: int, num_stages: int) -> Config:
 
 
 _CONFIGS = (_tile(128, 128, 6), _tile(128, 64, 8))
-_WHOLE_CONFIGS = tuple(replace(c, name=f"{c.name}_whole") for c in (_tile(128, 128, 6), _tile(128, 64, 8)))
+_WHOLE_CONFIGS = tuple(replace(c, name=f"{c.name}_whole") for c in _CONFIGS)
 _AXES = {"dtype": REDUCED_FLOATS, "precision": ("ieee",), "spatial": (2, 3)}
 
 KERNELS = (
