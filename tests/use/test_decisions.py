@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -408,6 +409,28 @@ def test_a_models_own_forward(large: None) -> None:
     hooked = Net()
     hooked.register_forward_hook(lambda *_: None)
     assert "forward" not in vars(used(hooked))
+
+
+def test_a_forward_that_is_no_plain_method_stays_as_it_is() -> None:
+    class Static(Net):
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return x + 1
+
+    class Bound(Net):
+        @classmethod
+        def forward(cls, x: Tensor) -> Tensor:
+            return x + 1
+
+    class Named(Net):
+        forward = partialmethod(Net.forward)
+
+    x = torch.ones(3, 16)
+    for cls in (Static, Bound, Named):
+        model, expected = cls(), cls()(x)
+        assert "forward" not in vars(used(model))
+        for _ in range(3):
+            torch.testing.assert_close(model(x), expected)
 
 
 @pytest.mark.parametrize("grown", ["mask", "cache"])

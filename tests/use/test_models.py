@@ -15,7 +15,9 @@ from torch.testing import assert_close
 from use_models import MODELS, OPS, Llama, calls, ops_of
 
 import tk
+from tk.dropin.replace import _use
 from tk.dropin.report import Report
+from tk.dropin.target import Target
 
 
 @pytest.fixture(params=MODELS)
@@ -290,6 +292,43 @@ def test_pickled_is_as_before(model: nn.Module, x: Tensor) -> None:
     for loaded in (torch.load(file, weights_only=False), pickle.loads(text)):
         assert calls(loaded, x) == {}
         assert torch.equal(loaded(x), expected)
+        with tk.use(loaded) as report:
+            assert report.replaced and calls(loaded, x)
+        assert calls(loaded, x) == {}
+
+
+def replicated(module: nn.Module, factor: float) -> nn.Module:
+    """As ``torch.nn.parallel.replicate`` does it, but that the copy's parameters are others on the same device."""
+    replica = module._replicate_for_data_parallel()
+    replica._parameters = {n: p if p is None else p.detach() * factor for n, p in module._parameters.items()}
+    replica._modules = {n: None if m is None else replicated(m, factor) for n, m in module._modules.items()}
+    return replica
+
+
+def test_a_replica_of_data_parallel_has_its_own_parameters(model: nn.Module, x: Tensor) -> None:
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.mul_(1.5)
+    expected = other(x)
+    with tk.use(model):
+        replica = replicated(model, 1.5)
+        assert calls(replica, x)
+        assert_close(replica(x), expected, rtol=1e-3, atol=1e-4)
+    assert "_replicate_for_data_parallel" not in vars(model)
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm_90"])
+@pytest.mark.parametrize("only_faster", [False, True])
+def test_what_torch_jit_traces_is_torchs(model: nn.Module, x: Tensor, arch: str, only_faster: bool) -> None:
+    """It asks about sizes as the model does, and no more."""
+    _use(model, Target("cpu", arch, only_faster))
+    for _ in range(2):
+        with torch.no_grad():
+            traced = torch.jit.trace(model, (x,))
+            assert "tk::" not in str(traced.inlined_graph)
+            assert_close(traced(x[:1]), model(x[:1]), rtol=1e-3, atol=1e-4)
+            model(x)
 
 
 def test_distributed_data_parallel(group: None, name: str, x: Tensor) -> None:

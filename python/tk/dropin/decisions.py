@@ -71,6 +71,8 @@ def remembered(decide: Decide, state: State, root: Root | None = None) -> Callab
     def takes(*args: Any, **kwargs: Any) -> bool:
         if torch.compiler.is_compiling():
             return decide(True, args, kwargs)
+        if torch._C._get_tracing_state():
+            return False  # torch.jit.trace records every question about sizes, and the program is for one answer
         kind = kind_of(args, kwargs, state())
         if kind is None:
             count()  # nothing follows from it for a later call
@@ -147,7 +149,7 @@ def skipping(ours: Callable[..., Any], theirs: Callable[..., Any], root: Root) -
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return ours(self, *args, **kwargs)
-        if here.is_left:
+        if here.is_left or torch._C._get_tracing_state():
             return theirs(self, *args, **kwargs)
         kind: Any
         if torch.is_grad_enabled():
@@ -182,7 +184,7 @@ def asking(ours: Callable[..., Any], root: Root) -> Any:
     here = root.here
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or here.is_running or is_captured():
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() or here.is_running or is_captured():
             return ours(self, *args, **kwargs)
         kind = _input_like(self.training, args, kwargs)
         more, before = left.get(kind, 0), _tally.ever

@@ -25,7 +25,7 @@ from tk.dropin.bytecode import Path, codes, paths, renamed
 from tk.dropin.decisions import count
 from tk.dropin.replacement import Function, Replacement, StandIn
 
-__all__ = ["Redirector", "is_redirected", "mark"]
+__all__ = ["Redirector", "is_redirected", "mark", "own_method"]
 
 _MARK = "__tk_redirected__"
 _NOT_FOLLOWED = ("torch", "tk", "typing", "collections", "functools", "math", "logging", "warnings")
@@ -60,7 +60,7 @@ class Redirector:
         waiting = ["forward"]
         while waiting:
             name = waiting.pop()
-            function = _method(type(module), name)
+            function = own_method(type(module), name)
             if name in found or function is None:
                 continue
             found[name] = function
@@ -308,7 +308,7 @@ def _take_back(put: list[tuple[dict[str, Any], str]]) -> None:
 _LEADING = (torch, nn, nn.functional)
 
 
-def _method(cls: type, name: str) -> FunctionType | None:
+def own_method(cls: type, name: str) -> FunctionType | None:
     """A function of a class that is not nn.Module's own."""
     for base in cls.__mro__:
         if base is nn.Module:

@@ -22,7 +22,7 @@ from tk.dropin.functions import stand_ins
 from tk.dropin.functions.norms import RMS_NORM
 from tk.dropin.functions.tables import ROPE
 from tk.dropin.measured import Table, load, save
-from tk.dropin.redirect import Redirector, is_redirected, mark
+from tk.dropin.redirect import Redirector, is_redirected, mark, own_method
 from tk.dropin.replacement import Replacement
 from tk.dropin.report import Record, Report, Swap
 from tk.dropin.sample import Recording, call_of, unchanged
@@ -91,6 +91,7 @@ def _use(model: nn.Module, target: Target, recording: Recording | None = None) -
         swaps = [Swap(module, name, _skipping(module, name, method.__func__, root)) for module, name, method in swaps]
         if any(swap.module is not model for swap in swaps) and walk.may_touch(model):
             swaps = _asking(model, swaps, root)
+    swaps += [_replicating(module) for module in {id(s.module): s.module for s in swaps}.values()]
     for swap in swaps:
         swap.do()
     return Report(records, swaps, recording.found.values() if recording else ())
@@ -117,6 +118,19 @@ def _asking(model: nn.Module, swaps: list[Swap], root: Root) -> list[Swap]:
     ours = type(model).forward if own is None else own.method.__func__
     asks = Swap(model, "forward", MethodType(mark(asking(ours, root)), model))
     return [*(s for s in swaps if s is not own), asks]
+
+
+def _replicating(module: nn.Module) -> Swap:
+    return Swap(module, _replicate_for_data_parallel.__name__, MethodType(_replicate_for_data_parallel, module))
+
+
+def _replicate_for_data_parallel(self: nn.Module) -> nn.Module:
+    """nn.DataParallel's copy, of which the methods are those of the copy."""
+    replica = type(self)._replicate_for_data_parallel(self)
+    for name, value in vars(replica).items():
+        if isinstance(value, MethodType) and is_redirected(value.__func__):
+            vars(replica)[name] = MethodType(value.__func__, replica)
+    return replica
 
 
 def _measure(model: nn.Module, target: Target, sample: Any, device: torch.device) -> Recording:
@@ -196,7 +210,7 @@ class _Walk:
 
     def may_touch(self, model: nn.Module) -> bool:
         """Whether the model's own forward may be another."""
-        return self._why_untouched("", model) is None and isinstance(type(model).forward, FunctionType)
+        return self._why_untouched("", model) is None and own_method(type(model), "forward") is not None
 
     def _why_untouched(self, path: str, module: nn.Module) -> str | None:
         for above, why in self._closed.items():
@@ -206,7 +220,7 @@ class _Walk:
         if (reason := _why_closed(module)) is not None:
             self._closed[path] = reason
             return reason
-        if "forward" in vars(module):
+        if _is_set(module, "forward"):
             return _why_own(module, "forward")
         if hooks := [name for name in _HOOKS if not all(map(_is_of_torch, _hooks(module, name)))]:
             return f"has a {hooks[0].replace('_', ' ')}"
@@ -249,7 +263,7 @@ class _Walk:
             return _Found(reason=_reason_of(module))
         if not is_touched:
             return _Found(replaced)
-        if own := [name for name in methods if name in vars(module)]:
+        if own := [name for name in methods if _is_set(module, name)]:
             return _Found(replaced, reason=_why_own(module, own[0]))
         try:
             return _Found(replaced, {name: self._redirector.copy(f) for name, f in methods.items()})
@@ -342,6 +356,14 @@ def _shared_parameters(model: nn.Module) -> dict[int, list[str]]:
     for path, parameter in model.named_parameters(remove_duplicate=False):
         paths.setdefault(id(parameter), []).append(path)
     return {key: found for key, found in paths.items() if len(found) > 1}
+
+
+def _is_set(module: nn.Module, name: str) -> bool:
+    """Whether a method stands in front of the class's. A used module that was pickled has the class's own there."""
+    method = vars(module).get(name)
+    if isinstance(method, MethodType) and method.__self__ is module and method.__func__ is getattr(type(module), name):
+        return False
+    return name in vars(module)
 
 
 def _why_own(module: nn.Module, name: str) -> str:
