@@ -30,6 +30,24 @@ def test_a_dtype_that_no_kernel_has(fn: Callable[..., Any], dtype: str) -> None:
         generate(fn, op(x="fp32[M]")(fn).signature, fn.__name__)
 
 
+ON_THE_DEFAULT_DEVICE = {
+    "added": lambda x: x + torch.arange(x.shape[0]),
+    "compared": lambda x: x > torch.zeros(x.shape[0]),
+    "joined": lambda x: torch.cat((x, torch.ones(3))),
+    "chosen": lambda x: torch.where(torch.ones(x.shape[0], dtype=torch.bool), x, 0.0),
+    "an index": lambda x: x.index_select(0, torch.zeros(2, dtype=torch.int64)),
+    "written in place": lambda x: torch.zeros(x.shape[0]).add_(x),
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_DEFAULT_DEVICE)
+def test_a_tensor_on_the_default_device(name: str) -> None:
+    """Where the arguments are on a GPU eager torch refuses it, too."""
+    fn = ON_THE_DEFAULT_DEVICE[name]
+    with pytest.raises(TraceError, match=r"test_refusals.py:\d+\): .*make it on theirs, as torch.arange"):
+        generate(fn, op(x="fp32[M]")(fn).signature, "f")
+
+
 def twice(x):
     return x * 2
 

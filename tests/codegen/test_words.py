@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from wordy import CASES, arguments, close, flat, gradients, made, recorded, traced
+from wordy import CASES, Case, X, arguments, close, flat, gradients, made, recorded, traced
 
 from tk.aot.errors import BuildError
 from tk.codegen.errors import TraceError
 from tk.codegen.family import generate, generate_all
+from tk.codegen.lowering.rules import RULED
+from tk.codegen.tracing.trace import trace_all, trace_backward
 from tk.generated import op
 
 
@@ -71,6 +73,19 @@ def test_every_order_of_a_norm() -> None:
         args = {"x": x.masked_fill(x.abs() < 0.2, 0.0) if p >= 0 else x, "p": p}
         (found,) = recorded(trace, args)
         close(found, CASES["norm"].fn(**args), f"norm of order {p}")
+
+
+@pytest.mark.parametrize("reduced", [torch.var, torch.std, torch.var_mean])
+def test_gradients_of_the_variance_of_one_element(reduced: Callable[..., Any]) -> None:
+    """It divides by 0, which is no error of a kernel, nor of ATen's."""
+    case = Case(lambda x: reduced(x, -1), X)
+    signature = op(grad=True, **X)(case.fn).signature
+    (trace,) = trace_all(case.fn, signature, RULED)
+    args = {"x": torch.randn(5, 1)}
+    wanted, grads = gradients(case, args)
+    for found, expected in zip(recorded(trace_backward(case.fn, signature, trace.dtypes, trace.flags, RULED),
+                                        {**args, **grads}), wanted, strict=True):  # fmt: skip
+        close(found, expected, "gradient")
 
 
 def test_a_gradients_dtype_that_is_no_variables() -> None:

@@ -256,6 +256,16 @@ def test_in_place_with_a_graph_that_returns_nothing(load: Load) -> None:
     assert torch.equal(x, torch.full((2, 3), 2.0))
 
 
+def test_of_no_elements_no_graph_is_run(load: Load) -> None:
+    """As no kernel is: what it is made of may not hold there."""
+    nodes = [node("m", "aten.amax.default", ref("x")), node("y", "aten.mul.Tensor", ref("x"), ref("m"))]
+    graphs = [graph(["x"], nodes, ["y"], T=t) for t in ("fp32", "fp64", "bf16")]
+    op = load(replace(TWICE, meta=meta({"x": "T[...]", "T": ["fp32", "fp64", "bf16"]}, *graphs)))
+    assert torch.equal(ops(op.name)(torch.tensor([2.0, 3.0])), torch.tensor([6.0, 9.0]))
+    found = ops(op.name)(torch.ones(3, 0, dtype=torch.float64))
+    assert found.shape == (3, 0) and found.dtype == torch.float64
+
+
 def test_in_place_on_memory_that_is_shared_is_refused(load: Load) -> None:
     op = load(ADD_)
     base = torch.randn(9)

@@ -207,12 +207,20 @@ def _explained(
         )
     if "convert all Tensors to FakeTensors" in said:
         return "a tensor that is not among the function's parameters: an op reads what it is given; make it one"
+    if any(words in said for words in _OF_DEVICES):
+        return (
+            "a tensor made on the default device beside the arguments, which may be on another: make it on theirs, as "
+            "torch.arange(n, device=x.device) does"
+        )
     if error is not None and _is_of_tk(error):
         return said
     if own := own_error():
         eagerly = _first_line(own)
         return _in_letters(said, arguments) if _is_alike(said, eagerly) else eagerly
     return unsupported.of_function(func, getattr(error, "func", None))
+
+
+_OF_DEVICES = ("two different devices", "is not on the expected device", "to be on the same device")
 
 
 def _is_of_tk(error: BaseException) -> bool:
