@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tk.aot.expr import Expr, ceil_div, const, maximum, select
-from tk.aot.spec import Point
+from tk.aot.spec import Constraint, Launch, Plan, Point
 from tk.kernels.gemm.problem import Gemm
 from tk.kernels.tuned_tables import load as load_tuned
 
@@ -67,6 +68,11 @@ class Work:
             "oob_kb": self._out_of_bounds() // 1024,
             "fixup": self.fixups,
         }
+
+    def plan(self, cost: Expr, launches: tuple[Launch, ...], serves: Mapping[str, tuple[int, ...]],
+             constraints: tuple[Constraint, ...], **more: Any) -> Plan:  # fmt: skip
+        """A plan that does this. more: other fields of it."""
+        return Plan(constraints, serves, launches, cost, terms=self.terms(), **more)
 
     def roofline(self, point: Point) -> Expr:
         """Nanoseconds that the slowest of tensor cores, memory and L2 takes for its part."""

@@ -232,14 +232,8 @@ def pointer_plan(
     """A program for each tile. occupancy: programs that a multiprocessor holds at once. sharing: see ``Tiles.work``."""
     c = point.config
     work = tiles.work(device.sm_count * occupancy, sharing=sharing)
-    return Plan(
-        constraints=constraints,
-        serves=serves,
-        launches=(Launch(fn, args, (tiles.count, 1, 1), num_warps=c.num_warps, num_stages=c.num_stages),),
-        cost=cost(point, work),
-        terms=work.terms(),
-        general=not point.aligned,
-    )
+    launch = Launch(fn, args, (tiles.count, 1, 1), num_warps=c.num_warps, num_stages=c.num_stages)
+    return work.plan(cost(point, work), (launch,), serves, constraints, general=not point.aligned)
 
 
 # --- The grid ---

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from tk.generated import op
+from tk.kernels.generated import FLOATS
 
-FLOATS = ("bf16", "fp16", "fp32")
 NUMBERS = (*FLOATS, "fp64", "i64", "i32", "i16", "i8")
 SUMS = (*FLOATS, "fp64", "i64")  # of shorter integers they are those of i64, modulo
 INDEX = ("i64",)

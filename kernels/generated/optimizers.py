@@ -2,6 +2,7 @@
 fp32."""
 
 from tk.generated import op
+from tk.kernels.generated import FLOATS
 
 
 def _adamw(params, grads, exp_avgs, exp_avg_sqs, steps, lr, beta1, beta2, eps, weight_decay, sign):
@@ -23,7 +24,7 @@ def _adamw(params, grads, exp_avgs, exp_avg_sqs, steps, lr, beta1, beta2, eps, w
 
 @op(
     params="T[...]*", grads="T[...]*", exp_avgs="T[...]*", exp_avg_sqs="T[...]*", steps="fp32[]*", lr="float",
-    beta1="float", beta2="float", eps="float", weight_decay="float", sign="float", T=("bf16", "fp16", "fp32"),
+    beta1="float", beta2="float", eps="float", weight_decay="float", sign="float", T=FLOATS,
 )  # fmt: skip
 def adamw(params, grads, exp_avgs, exp_avg_sqs, steps, lr, beta1, beta2, eps, weight_decay, sign):
     """In place. sign: -1 to maximize, else 1."""

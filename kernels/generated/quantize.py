@@ -3,8 +3,8 @@
 import torch
 
 from tk.generated import op
+from tk.kernels.generated import FLOATS
 
-FLOATS = ("bf16", "fp16", "fp32")
 SMALLEST = 2.0**-126  # of the normal fp32 numbers: a scale never vanishes
 
 

@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tk.generated import op
-
-FLOATS = ("bf16", "fp16", "fp32")
+from tk.kernels.generated import FLOATS
 
 
 @op(x="T[...]", seed="i64[]", p="float", offset="int", T=FLOATS)

@@ -6,9 +6,7 @@ ops over all of a tensor are split over programs; where partial results are exac
 import torch
 
 from tk.generated import op
-
-FLOATS = ("bf16", "fp16", "fp32")
-WIDE = (*FLOATS, "fp64")
+from tk.kernels.generated import FLOATS, WIDE
 
 
 @op(x="T[..., N]", T=WIDE)

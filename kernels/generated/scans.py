@@ -3,9 +3,7 @@
 import torch
 
 from tk.generated import op
-
-FLOATS = ("bf16", "fp16", "fp32")
-WIDE = (*FLOATS, "fp64")
+from tk.kernels.generated import FLOATS, WIDE
 
 
 @op(x="T[..., N]", T=WIDE, grad=True)

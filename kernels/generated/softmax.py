@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from tk.generated import op
-
-FLOATS = ("bf16", "fp16", "fp32")
+from tk.kernels.generated import FLOATS
 
 
 @op(x="T[..., N]", T=FLOATS, grad=True)

@@ -3,8 +3,7 @@
 import torch
 
 from tk.generated import op
-
-FLOATS = ("bf16", "fp16", "fp32")
+from tk.kernels.generated import FLOATS
 
 
 @op(x="T[..., N]", descending="bool", T=FLOATS)

@@ -192,15 +192,9 @@ class StreamK:
         gemm, few = self.gemm, 2 * self.tile[0]
         work = self._work(boxes or self.tile)
         launch = Launch(fn, {**args, **self._args()}, (self._grid, 1, 1), num_warps=4, dependent=gemm.pdl)
-        return Plan(
-            constraints=(*gemm.suits_tma(point), batch_invariant(), require(gemm.M <= few, f"M <= {few}")),
-            serves=serves,
-            launches=(launch,),
-            locals=self._locals,
-            buffers=self._buffers,
-            cost=cost(point, work),
-            terms=work.terms(),
-        )
+        constraints = (*gemm.suits_tma(point), batch_invariant(), require(gemm.M <= few, f"M <= {few}"))
+        own = dict(locals=self._locals, buffers=self._buffers)
+        return work.plan(cost(point, work), (launch,), serves, constraints, **own)
 
 
 @dataclass(frozen=True)
@@ -229,13 +223,7 @@ class ClusterSplitK:
     ) -> Plan:
         """args: those of `fn` that the loop and the result's place do not say."""
         work = self._work()
-        return Plan(
-            constraints=self._constraints(point),
-            serves=serves,
-            launches=(self._launch(point, fn, args),),
-            cost=cost(point, work),
-            terms=work.terms(),
-        )
+        return work.plan(cost(point, work), (self._launch(point, fn, args),), serves, self._constraints(point))
 
     def _launch(self, point: Point, fn: object, args: Mapping[str, Arg | Bundle]) -> Launch:
         g, c = self.gemm, self.config
@@ -365,13 +353,8 @@ def persistent_plan(
     at_once = resident_clusters(tiles.cluster)
     work = tiles.work(at_once, boxes or tiles.shape)
     grid = (minimum(at_once, tiles.count), 1, 1)
-    return Plan(
-        constraints=constraints,
-        serves=serves,
-        launches=(Launch(fn, args, grid, num_warps=4, num_ctas=tiles.cluster, dependent=dependent),),
-        cost=cost(point, work),
-        terms=work.terms(),
-    )
+    launch = Launch(fn, args, grid, num_warps=4, num_ctas=tiles.cluster, dependent=dependent)
+    return work.plan(cost(point, work), (launch,), serves, constraints)
 
 
 def suits_wgmma(itemsize: int, precision: str, b_k_major: bool) -> bool:

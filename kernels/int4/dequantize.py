@@ -5,6 +5,7 @@ import triton.language as tl
 
 from tk.aot.expr import ceil_div
 from tk.aot.spec import Arg, Bundle, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.kernels.gemm.pointer import ARCHS
 from tk.kernels.int4.general import elements_of
 from tk.kernels.int4.op import (
     DEQUANTIZE,
@@ -100,5 +101,5 @@ def _plan(point: Point) -> Plan:
 _CONFIG = Config("128x32_w4", dict(cols=128, block_k=32))
 KERNELS = (
     Kernel("int4_dequantize", DEQUANTIZE, {"dtype": DTYPE_AXIS, "aligned": (True, False)},
-           dict.fromkeys((80, 90, 100), (_CONFIG,)), _plan),
+           dict.fromkeys(ARCHS, (_CONFIG,)), _plan),
 )  # fmt: skip

@@ -145,22 +145,17 @@ def few_rows_plan(
 ) -> Plan:
     """Of a kernel for up to `most` rows, and for more than the value of `rows_axis` before the point's is for."""
     fewer = max((rows for rows in rows_axis if rows < point.rows), default=0)
-    return Plan(
-        constraints=(
-            require((M > fewer) & (M <= most), f"{fewer} < M <= {most}"),
-            INT4.fits_32_bits(),
-            batch_invariant("it takes a few rows only"),
-            row_major(A, 8),
-            require(INT4.out.stride(1) == 1, "out row-major"),
-            *reads_words(B, SCALES, ZEROS),
-            whole_groups(point.config.piece),
-            *constraints,
-        ),
-        serves=serves(point),
-        launches=(launch,),
-        cost=predict_or(point, work, guess),
-        terms=work.terms(),
+    constraints = (
+        require((M > fewer) & (M <= most), f"{fewer} < M <= {most}"),
+        INT4.fits_32_bits(),
+        batch_invariant("it takes a few rows only"),
+        row_major(A, 8),
+        require(INT4.out.stride(1) == 1, "out row-major"),
+        *reads_words(B, SCALES, ZEROS),
+        whole_groups(point.config.piece),
+        *constraints,
     )
+    return work.plan(predict_or(point, work, guess), (launch,), serves(point), constraints)
 
 
 def few_rows_args(point: Point, swap_ab: bool = False) -> dict[str, Arg | Bundle]:

@@ -7,7 +7,7 @@ from tk.aot.expr import Expr, Tensor, device
 from tk.aot.spec import Arg, Bundle, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer
 from tk.kernels.epilogue import finish
 from tk.kernels.gemm.cost import predict_or
-from tk.kernels.gemm.pointer import tile_coordinates
+from tk.kernels.gemm.pointer import ARCHS, tile_coordinates
 from tk.kernels.gemm.problem import OUT_AXIS, out_dtype
 from tk.kernels.gemm.tiles import tiles_of
 from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, serves
@@ -72,17 +72,9 @@ def _plan(point: Point) -> Plan:
     work = tiles.work(4 * device.sm_count)
     # Some thirty instructions for every weight of a tile.
     guess = 3_000_000 + work.k_blocks * (4 * 30 * c.block_n * c.block_k // 224 * 1000)
-    return Plan(
-        constraints=(INT4.fits_32_bits(),),
-        serves=serves(point),
-        launches=(Launch(int4_general, args, grid=(tiles.count, 1, 1), num_warps=c.num_warps, num_stages=2),),
-        cost=predict_or(point, work, guess),
-        terms=work.terms(),
-        general=True,
-    )
+    launch = Launch(int4_general, args, grid=(tiles.count, 1, 1), num_warps=c.num_warps, num_stages=2)
+    return work.plan(predict_or(point, work, guess), (launch,), serves(point), (INT4.fits_32_bits(),), general=True)
 
 
 _CONFIG = Config("64x64x32_w4_general", dict(block_m=64, block_n=64, block_k=32, num_warps=4))
-KERNELS = (
-    Kernel("int4_general", OP, {"dtype": DTYPE_AXIS, "out": OUT_AXIS}, dict.fromkeys((80, 90, 100), (_CONFIG,)), _plan),
-)
+KERNELS = (Kernel("int4_general", OP, {"dtype": DTYPE_AXIS, "out": OUT_AXIS}, dict.fromkeys(ARCHS, (_CONFIG,)), _plan),)

@@ -185,13 +185,8 @@ def _plan(point: Point) -> Plan:
     waves = ceil_div(tiles.expected, device.sm_count * c.occupancy)
     work = _work(point, waves, waves * c.occupancy * (K // c.block_k), INT4.traffic())
     args = _product_args(point) | finish_args(INT4, _as_product(point), "matrix")
-    return Plan(
-        constraints=_constraints(point),
-        serves=serves(point),
-        launches=(Launch(int4_tile, args, (tiles.count, 1, 1), num_warps=c.num_warps, num_stages=c.num_stages),),
-        cost=_cost(point, work),
-        terms=work.terms(),
-    )
+    launch = Launch(int4_tile, args, (tiles.count, 1, 1), num_warps=c.num_warps, num_stages=c.num_stages)
+    return work.plan(_cost(point, work), (launch,), serves(point), _constraints(point))
 
 
 def _plan_split(point: Point) -> Plan:

@@ -29,7 +29,7 @@ from tk.aot.spec import (
 )
 from tk.kernels.epilogue import finish
 from tk.kernels.gemm.cost import Work, predict
-from tk.kernels.gemm.pointer import masked_load
+from tk.kernels.gemm.pointer import ARCHS, masked_load
 from tk.kernels.gemm.problem import (
     DTYPE_AXIS,
     EPILOGUE_AXIS,
@@ -287,13 +287,7 @@ def _plan(point: Point) -> Plan | None:
         dram=MM.traffic(),
         sm_k_blocks=ceil_div(programs, device.sm_count) * k_blocks * point.rows,
     )
-    return Plan(
-        constraints=_constraints(point),
-        serves=_serves(point),
-        launches=(launch,),
-        cost=_predicted(point, work),
-        terms=work.terms(),
-    )
+    return work.plan(_predicted(point, work), (launch,), _serves(point), _constraints(point))
 
 
 def _plan_split(point: Point) -> Plan | None:
@@ -351,11 +345,9 @@ _AXES = {
     "rows": ROWS_AXIS,
     "out": OUT_AXIS,
 }
-_ARCHS = (80, 90, 100)
-
 _SPLIT_AXES = _AXES | {"order": ("nn",), "aligned": (False,), "rows": ROWS_AXIS[:3]}
 
 KERNELS = (
-    Kernel("mm_gemv", OP, _AXES, dict.fromkeys(_ARCHS, _WHOLE), _plan),
-    Kernel("mm_gemv_split_k", OP, _SPLIT_AXES, dict.fromkeys(_ARCHS, _SPLIT), _plan_split),
+    Kernel("mm_gemv", OP, _AXES, dict.fromkeys(ARCHS, _WHOLE), _plan),
+    Kernel("mm_gemv_split_k", OP, _SPLIT_AXES, dict.fromkeys(ARCHS, _SPLIT), _plan_split),
 )

@@ -133,16 +133,12 @@ class SplitK:
             num_warps=2,
         )
         k_per_split = ceil_div(ceil_div(gemm.K, self.step), self._wanted) * self.step
-        return Plan(
-            constraints=constraints,
-            serves=serves,
-            launches=(split, reduce),
+        own = dict(
             locals=(k_per_split, ceil_div(gemm.K, self.k_per_split)),
             buffers=(Buffer(self.splits * gemm.M * gemm.N * 4),),
-            cost=cost(point, work),
-            terms=work.terms(),
             general=general,
         )
+        return work.plan(cost(point, work), (split, reduce), serves, constraints, **own)
 
 
 def _plan(point: Point) -> Plan | None:

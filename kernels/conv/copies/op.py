@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tk.aot.expr import Expr, select, tensors
 from tk.aot.spec import DTYPES, Arg, Bundle, Config, Constraint, Family, Kernel, Launch, Op, Plan, Point, Selector
+from tk.kernels.gemm.pointer import ARCHS
 
 X, OUT = tensors("x", "out")
 _BITS = ("i16", "i32")
@@ -47,5 +48,5 @@ def copy_family(
     axes: Mapping[str, tuple[object, ...]] | None = None,
 ) -> Family:
     """Of one kernel, all of which tests compile."""
-    kernel = Kernel(op.name, op, {"bits": _BITS, **(axes or {})}, dict.fromkeys((80, 90, 100), configs), plan)
+    kernel = Kernel(op.name, op, {"bits": _BITS, **(axes or {})}, dict.fromkeys(ARCHS, configs), plan)
     return Family(op, (kernel,), sample=lambda kernel, point: True)

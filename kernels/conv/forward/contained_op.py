@@ -5,9 +5,10 @@ Of each pixel two elements are read, and nothing is written where they are no Na
 """
 
 from tk.aot.spec import Config, Family, Kernel, Op, Plan, Point, require
-from tk.kernels.conv.forward.pointer import ARCHS, contained_cost, contained_launch
+from tk.kernels.conv.forward.pointer import contained_cost, contained_launch
 from tk.kernels.conv.op import BIAS, DTYPE_AXIS, OUT, WEIGHT, X, conv_locals, fits_32_bits, has_pieces
 from tk.kernels.conv.op import OP as CONV
+from tk.kernels.gemm.pointer import ARCHS
 from tk.kernels.gemm.problem import dtype_selector
 
 # Everything as `conv` has it, and how many groups were multiplied as one; the precision makes no difference.

@@ -16,9 +16,10 @@ from tk.aot.expr import ceil_div
 from tk.aot.spec import ITEMSIZE, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, require
 from tk.kernels.conv.arguments import leave_out
 from tk.kernels.conv.cost import multiplications, plain_cores, tiles_of, waiting_ns
-from tk.kernels.conv.forward.pointer import ARCHS, finish_pixels, problem_args
+from tk.kernels.conv.forward.pointer import finish_pixels, problem_args
 from tk.kernels.conv.geometry import ImageStrides, Spatial, first_read, inside, pixel, place, plus, tap_of, times
 from tk.kernels.conv.op import DTYPE_AXIS, OP, OUT, WEIGHT, X, fits_32_bits, has_pieces, serves
+from tk.kernels.gemm.pointer import ARCHS
 
 
 @triton.jit

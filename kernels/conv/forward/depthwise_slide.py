@@ -38,10 +38,11 @@ from tk.kernels.conv.forward.depthwise import (
     pitches_in_pieces,
     whole_pixels,
 )
-from tk.kernels.conv.forward.pointer import ARCHS, finish_pixels, problem_args
+from tk.kernels.conv.forward.pointer import finish_pixels, problem_args
 from tk.kernels.conv.geometry import Spatial, line, place, tap_of
 from tk.kernels.conv.op import DTYPE_AXIS, OP, OUT, WEIGHT, X, fits_32_bits, serves
 from tk.kernels.epilogue import activate
+from tk.kernels.gemm.pointer import ARCHS
 
 # --- The device functions ---
 

@@ -48,7 +48,7 @@ from tk.kernels.conv.op import (
     serves,
 )
 from tk.kernels.epilogue import activate
-from tk.kernels.gemm.pointer import _round_to_tf32, shape, suits_config, tile_coordinates
+from tk.kernels.gemm.pointer import ARCHS, _round_to_tf32, shape, suits_config, tile_coordinates
 
 # --- The device functions ---
 
@@ -362,6 +362,5 @@ AXES = {
     "layout": ("channels_last", "mixed", "any"),
     "grouped": (False, True),
 }
-ARCHS = (80, 90, 100)
 
 KERNELS = (Kernel("conv_pointer", OP, AXES, dict.fromkeys(ARCHS, CONFIGS), _plan),)

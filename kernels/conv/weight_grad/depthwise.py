@@ -8,12 +8,12 @@ from tk.aot.spec import Const, Constraint, Kernel, Launch, Plan, Point, require
 from tk.kernels.conv.arguments import leave_out
 from tk.kernels.conv.cost import multiplications, plain_cores
 from tk.kernels.conv.forward.depthwise import args_in_pieces, block, in_pieces, piece_of, pitches_in_pieces
-from tk.kernels.conv.forward.pointer import ARCHS
 from tk.kernels.conv.geometry import inside, pixel, place, plus, read_by, tap_of, times
 from tk.kernels.conv.op import DTYPE_AXIS, has_pieces
 from tk.kernels.conv.weight_grad.op import GRAD, OP, OUT, X
 from tk.kernels.conv.weight_grad.pointer import G, N, problem_args
 from tk.kernels.conv.weight_grad.reduce import SPLITS, split_locals, split_plan
+from tk.kernels.gemm.pointer import ARCHS
 
 
 @triton.jit

@@ -12,13 +12,13 @@ from tk.kernels.conv.arguments import leave_out
 from tk.kernels.conv.cost import multiplications, plain_cores
 from tk.kernels.conv.forward.depthwise import args_in_pieces, in_pieces, piece_of, pitches_in_pieces
 from tk.kernels.conv.forward.depthwise_slide import Tile, element_of_line, with_product, zeros_of
-from tk.kernels.conv.forward.pointer import ARCHS
 from tk.kernels.conv.geometry import Spatial, line, place
 from tk.kernels.conv.op import DTYPE_AXIS
 from tk.kernels.conv.weight_grad.depthwise import whole_pixels
 from tk.kernels.conv.weight_grad.op import GRAD, OP, OUT
 from tk.kernels.conv.weight_grad.pointer import G, problem_args
 from tk.kernels.conv.weight_grad.reduce import SHARE, SPLITS, split_locals, split_plan
+from tk.kernels.gemm.pointer import ARCHS
 
 
 @triton.jit

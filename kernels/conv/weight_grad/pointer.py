@@ -22,7 +22,7 @@ from tk.aot.spec import (
 )
 from tk.kernels.conv.arguments import geometry_of, image_strides, leave_out, sizes_of
 from tk.kernels.conv.cost import predict, step_ns
-from tk.kernels.conv.forward.pointer import ARCHS, Tile, dot, first_channel, merged_groups, tile, wide_channels
+from tk.kernels.conv.forward.pointer import Tile, dot, first_channel, merged_groups, tile, wide_channels
 from tk.kernels.conv.geometry import (
     across,
     down,
@@ -47,7 +47,7 @@ from tk.kernels.conv.weight_grad.reduce import (
     split_locals,
     split_plan,
 )
-from tk.kernels.gemm.pointer import suits_config
+from tk.kernels.gemm.pointer import ARCHS, suits_config
 
 # --- The device function ---
 
