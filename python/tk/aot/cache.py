@@ -68,7 +68,7 @@ class Cache:
         return self.folder / key[:2] / key
 
     def failure_path(self, key: str) -> Path:
-        """Where the text of a failed compilation is kept."""
+        """The file that keeps the text of a failed compilation."""
         return self.folder / key[:2] / f"{key}.error"
 
     def load(self, key: str) -> Artifact | None:
@@ -107,7 +107,8 @@ class Cache:
         write_atomically(self.path(key), hashlib.sha256(data).digest() + data)
 
     def record_failure(self, key: str, text: str) -> Path:
-        """For people: a later build tries again, since a full disk or a killed process is no property of the kernel."""
+        """Keeps what the compiler said, for people to read. A later build tries again, since a full disk or a killed
+        process is no property of the kernel."""
         path = self.failure_path(key)
         write_atomically(path, text.encode())
         return path

@@ -78,7 +78,7 @@ class Target:
 
     @staticmethod
     def parse(text: str) -> Target:
-        """From ``80``, ``sm80``, ``sm_80``, ``100f`` or ``ptx80``."""
+        """Reads ``80``, ``sm80``, ``sm_80``, ``100f`` or ``ptx80``."""
         match = re.fullmatch(r"(?:sm_?|(ptx))?(\d{2,3})(f?)", text.strip())
         if not match or (match[3] and (match[1] or int(match[2]) < 100)):
             raise ValueError(
@@ -162,7 +162,7 @@ def _types(name: str, arg: Arg | Bundle, target: Target) -> Types:
 
 
 def _types_text(types: Types) -> Any:
-    """As they enter the key."""
+    """The text with which they enter the key."""
     return types if isinstance(types, str) else [(name, _types_text(inner)) for name, inner in named_fields(types)]
 
 
@@ -312,7 +312,7 @@ def constant_text(value: Any) -> str:
 
 @functools.cache
 def _class_digest(cls: Any) -> str:
-    """Of a class whose properties a kernel may read. Triton's own are as Triton's version says."""
+    """A digest of a class whose properties a kernel may read. Triton's own classes are as Triton's version says."""
     if cls.__module__.split(".")[0] == "triton":
         return ""
     return f" {hashlib.sha256(inspect.getsource(cls).encode()).hexdigest()}"
@@ -361,13 +361,13 @@ def compile_source(source: Source) -> Artifact:
 
 
 def _cpu_seconds() -> float:
-    """Of this process and its children, such as ptxas: what other processes do on the machine is no part of it."""
+    """The time of this process and its children, such as ptxas, without what others do on the machine."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _path(source: Source, name: str) -> tuple[int, ...]:
-    """Where an argument stands: its parameter's index, and of a bundle the indices of the fields that lead to it."""
+    """An argument's place: its parameter's index and, within a bundle, the indices of the fields that lead to it."""
     parameter, *fields_within = name.split(".")
     path: list[int] = [source.fn.arg_names.index(parameter)]
     types: Any = source.signature[parameter]

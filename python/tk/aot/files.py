@@ -11,8 +11,8 @@ from tk.aot.errors import BuildError
 
 
 def import_file(path: Path) -> ModuleType:
-    """As a script would be: its own folder comes first on the path, for good. The file's name enters the keys of what
-    is compiled, the folder's does not."""
+    """Imports a file as a script would be: its own folder comes first on the path, for good. The file's name enters the
+    keys of what is compiled, the folder's does not."""
     if not path.is_file():
         raise BuildError(f"{path}: there is no such file")
     name = f"tk_user_{path.stem}"

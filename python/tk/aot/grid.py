@@ -84,7 +84,7 @@ def points(kernel: Kernel, arch: int) -> Iterator[Point]:
 
 
 def _variants(grid: Grid, kernel: Kernel, among: Iterable[Point]) -> Iterator[Variant]:
-    """Of a kernel at those points where it makes sense; the grid counts the others."""
+    """A kernel's variants at those points where it makes sense; the grid counts the others."""
     for point in among:
         grid.considered[kernel.name] += 1
         plan = kernel.plan(point)

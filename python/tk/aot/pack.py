@@ -110,7 +110,7 @@ _HASH_AT = struct.calcsize("<8sIIIIQQ")
 
 
 def _pages_offset(n_pages: int) -> int:
-    """Where the pages begin, after the header and their hashes."""
+    """The offset of the first page, behind the header and the pages' hashes."""
     return HEADER.size + 32 * n_pages
 
 
@@ -120,7 +120,7 @@ def _page_hashes(pages: bytes) -> bytes:
 
 
 def _index_hash(front: bytes) -> bytes:
-    """Of the header and the hashes of the pages."""
+    """The hash of the header and of the pages' hashes."""
     return hashlib.sha256(front[:_HASH_AT] + bytes(32) + front[_HASH_AT + 32 :]).digest()
 
 

@@ -88,7 +88,7 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Im2col:
-    """Of a TensorMap whose tensor is a batch of images [N, (D,) (H,) W, C]: a load takes `block` = (pixels, channels)
+    """Makes a TensorMap one of images [N, (D,) (H,) W, C], in im2col mode: a load takes `block` = (pixels, channels)
     of the matrix that a convolution multiplies, one row for each pixel of its result, of one tap.
 
     Of each spatial dimension, outermost first: a tap of offset 0 reads pixel `lower` first; the last that it reads lies
@@ -256,7 +256,7 @@ class Param:
 
     @property
     def default_text(self) -> str:
-        """As a schema spells it; "" where there is none."""
+        """The default as a schema spells it; "" where there is none."""
         return "None" if self.kind == "optional_tensor" else "" if self.default is None else repr(self.default)
 
 

@@ -189,7 +189,7 @@ class Enabled:
 
     @property
     def calls(self) -> dict[str, tuple[int, int]]:
-        """Of each op, how many calls tk served and how many it left to ATen, in all threads, while this holds."""
+        """For each op, how many calls tk served and how many it left to ATen, in all threads, while this holds."""
         return _counted(self.ops) if self._last is None else dict(self._last)
 
     def undo(self) -> None:

@@ -223,7 +223,7 @@ def _powers_of_two(shape: torch.Size) -> tuple[int, ...]:
 
 
 def _as(ours: Callable[..., Any], forward: Any) -> Any:
-    """With a code object of its own, of which torch.compile counts the graphs, and the signature, which torch.export
-    binds arguments by."""
+    """Gives `forward` a code object of its own, by which torch.compile counts graphs, and `ours`' signature, which
+    torch.export binds arguments by."""
     forward.__code__ = forward.__code__.replace(co_name=ours.__name__)
     return functools.update_wrapper(forward, ours)

@@ -216,7 +216,7 @@ def _dense(given: _Given, query: Tensor, key: Tensor, value: Tensor) -> Request:
 
 
 def _packed(given: _Given, has_gradient: bool) -> tuple[Request, bool]:
-    """And whether a row may see no key."""
+    """The request, and whether a row may see no key."""
     query, key, starts, of_keys = given.query, given.key, given.cum_seq_q, given.cum_seq_k
     if query.dim() != 3 or key.dim() != 3 or query.shape[1] % key.shape[1]:
         raise _Left("heads do not go together")
@@ -276,7 +276,7 @@ def _unused(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _laid(x: Tensor, like: Tensor) -> Tensor:
-    """In memory as torch.compile takes it from ATen: as another tensor."""
+    """Lays `x` out in memory as `like` is, which torch.compile expects of ATen's op."""
     if x.stride() == like.stride():
         return x
     wanted = torch.empty_like(like)

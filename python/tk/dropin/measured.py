@@ -65,8 +65,8 @@ class Pass:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Of the calls of a class. call: the class. example: one of them, to be read. forward: without gradients;
-    training: forward and backward, None where no argument needed a gradient."""
+    """Both times of the calls of a class. call: the class. example: one of them, to be read. forward: without
+    gradients; training: forward and backward, None where no argument needed a gradient."""
 
     op: str
     call: Class
@@ -113,8 +113,9 @@ _BOUNDS = [*range(17), *(n for k in range(4, 48) for n in (3 << (k - 1), 2 << k)
 
 
 def class_of(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Class | None:
-    """Of a call: dtypes, classes of sizes and the order of dimensions in memory of its tensors; all else as it is, but
-    floats. None for a call with other arguments, as functions. torch.compile traces this, and guards the class."""
+    """The class of a call: dtypes, classes of sizes and the order of dimensions in memory of its tensors; all else as
+    it is, but floats. None for a call with other arguments, as functions. torch.compile traces this, and guards the
+    class."""
     found: list[Any] = []
     for value in (*args, *(item for name in sorted(kwargs) for item in (name, kwargs[name]))):
         part = _part(value)
@@ -213,13 +214,13 @@ class Table:
         return remember(decide)
 
     def is_faster_on_device(self, op: str, call: Class, has_gradient: bool) -> bool | None:
-        """Of a class of calls, by the device's time alone; None where it was not measured."""
+        """Whether tk wins a class of calls by the device's time alone; None where it was not measured."""
         found = self._found.get((op, ("", *call)))
         times = None if found is None else found.training if has_gradient else found.forward
         return None if times is None else times.wins(is_captured=True)
 
     def when(self, op: str) -> str:
-        """For which calls tk is taken."""
+        """Says for which calls tk is taken."""
         passes = [p for m in self._found.values() if m.op == op for _, p in m.passes]
         won = sum(p.wins_ever for p in passes)
         return f"as measured: tk is faster in {won} of {len(passes)} classes of calls"

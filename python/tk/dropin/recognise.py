@@ -230,8 +230,8 @@ class _Rotation:
 
 
 def rope_stand_in(target: Target, model: nn.Module, function: FunctionType) -> StandIn | None:
-    """For ``function(q, k, cos, sin)`` that rotates halves or neighbours, in a model whose tables have a value for each
-    pair; else None."""
+    """The stand-in for a ``function(q, k, cos, sin)`` that rotates halves or neighbours, in a model whose tables have a
+    value for each pair; else None."""
     q, k, table = torch.ones(1, 2, 3, 8), torch.ones(1, 1, 3, 8), torch.ones(1, 3, 8)
     examples = (q, k, table, table)
     graph = graph_of(function, examples)

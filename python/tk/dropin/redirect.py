@@ -36,7 +36,7 @@ def is_redirected(function: Any) -> bool:
 
 
 def mark(function: FunctionType) -> FunctionType:
-    """As one that :func:`tk.use` has put in the place of another."""
+    """Marks a function as one that :func:`tk.use` has put in the place of another."""
     setattr(function, _MARK, True)
     return function
 
@@ -118,7 +118,7 @@ class Redirector:
         return made
 
     def _other_names(self, function: FunctionType) -> dict[Path, str]:
-        """By the path that leads to what is redirected, the name that stands for the path's first."""
+        """For each path that leads to what is redirected, the name that stands for the path's first."""
         found: dict[Path, str] = {}
         for path, stand_in in self._hits(function):
             place = _place(function, path, stand_in.original)
@@ -140,7 +140,7 @@ class Redirector:
         return found
 
     def _put_below(self, function: FunctionType, path: Path, name: str, stand_in: Callable[..., Any]) -> None:
-        """In a module that has nothing but stand-ins, and modules like it."""
+        """Puts a stand-in into a module that has nothing but stand-ins, and modules like it."""
         module = function.__globals__.get(name)
         if module is None:
             module = ModuleType(path[0])
@@ -207,8 +207,8 @@ class Redirector:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model's code looks a function up: ``F.gelu`` is the name "F" in the model's module, which leads to the
-    module torch.nn.functional, and there the name "gelu".
+    """The place in which a model's code looks a function up: ``F.gelu`` is the name "F" in the model's module, which
+    leads to the module torch.nn.functional, and there the name "gelu".
 
     root: the model's module, or what stands for it. first: what its name led to. owner: the module that has the
     function under ``name``, the root itself for a name alone.
@@ -264,7 +264,7 @@ class _Namespace:
 
 
 def _guarded_entry(table: Any, name: str, original: FunctionType, copied: FunctionType) -> Callable[..., Any]:
-    """As ``Place.guarded``, of a table's entry."""
+    """Guards an entry of a table as ``Place.guarded`` guards a name."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         current = table[name]

@@ -113,7 +113,7 @@ def _skipping(module: nn.Module, name: str, ours: Callable[..., Any], root: Root
 
 
 def _asking(model: nn.Module, swaps: list[Swap], root: Root) -> list[Swap]:
-    """With the model's own forward, which asks for all of its modules at once."""
+    """The swaps with one of the model's own forward, which asks for all of its modules at once."""
     own = next((s for s in swaps if s.module is model and s.name == "forward"), None)
     ours = type(model).forward if own is None else own.method.__func__
     asks = Swap(model, "forward", MethodType(mark(asking(ours, root)), model))
@@ -339,7 +339,7 @@ def _is_of_torch(hook: Any) -> bool:
 
 
 def _why_closed(module: nn.Module) -> str | None:
-    """Of a module that nothing below may be touched of either."""
+    """Why a module is left with all modules below it; None where it is not."""
     names = {cls.__name__ for cls in type(module).__mro__}
     if isinstance(module, torch.jit.ScriptModule):
         return "compiled to TorchScript"
@@ -367,7 +367,7 @@ def _is_set(module: nn.Module, name: str) -> bool:
 
 
 def _why_own(module: nn.Module, name: str) -> str:
-    """Of a method that stands in front of the class's."""
+    """Why a module is left whose method stands in front of the class's."""
     is_ours = is_redirected(getattr(vars(module)[name], "__func__", None))
     return "runs through tk already" if is_ours else f"its {name} was set on the instance"
 

@@ -48,7 +48,7 @@ class Swap(NamedTuple):
 
 
 class _Swaps(list[Swap]):
-    """Of one model, shared by its report and its slices. is_undone: whether they were taken back."""
+    """The swaps of one model, shared by its report and its slices. is_undone: whether they were taken back."""
 
     is_undone = False
 

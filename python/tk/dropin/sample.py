@@ -58,7 +58,7 @@ def _arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 @contextmanager
 def unchanged(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """At the end the model has the attributes, buffers and mode that it had, and random numbers go on from where they
+    """Gives the model back the attributes, buffers and mode that it had; random numbers go on from where they
     were."""
     modules = [(m, dict(vars(m)), {n: dict(vars(m)[n]) for n in _TABLES if n in vars(m)}) for m in model.modules()]
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
@@ -182,7 +182,8 @@ class Recording:
         self.found[op, key] = Measurement(op, key, example, forward, training)
 
     def _served(self, ours: Callable[..., Any]) -> Callable[..., Any]:
-        """By tk; what torch's side leads to, as the activation of a gated layer, is torch's."""
+        """Runs a call so that tk serves it; what torch's side leads to, as the activation of a gated layer, stays
+        torch's."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._serves = True
@@ -229,7 +230,7 @@ def _with_gradients(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
 
 def _times(calls: Mapping[str, Call], device: torch.device) -> Pass:
-    """In turns."""
+    """Times calls in turns."""
     once = max(_once_us(call, device) for call in calls.values())
     times, rounds = max(1, min(100, int(SHORT_US / once))), 3 if once > LONG_US else 7
     host = timing.host_times(calls, rounds=rounds, calls=times)
@@ -252,7 +253,7 @@ def _once_us(call: Call, device: torch.device) -> float:
 
 
 def _device_times(calls: Mapping[str, Call], rounds: int, times: int) -> Mapping[str, timing.Timing]:
-    """From graphs; of what cannot be recorded, as Python calls it."""
+    """The device's times of calls, from graphs; what cannot be recorded is called from Python."""
     try:
         captures = {name: timing.capture([call], at_least_us=200) for name, call in calls.items()}
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Where an op of tk is not slower than what it replaces, as measured.
+"""Rules that say where an op of tk was measured to be no slower than what it replaces.
 
 The figures are those of benchmarks/results (docs/benchmarks.md), against eager torch of the same call. A kind of call,
 a dtype or an architecture that nothing was measured of has no rule, and is left to torch unless
@@ -48,7 +48,7 @@ class Rule:
         return any(low <= size and (high is None or size <= high) for low, high in bands)
 
     def describe(self) -> str:
-        """For which calls it holds; "" for all."""
+        """Says for which calls it holds; "" for all."""
         forward, training = _bands(self.size, self.forward), _bands(self.size, self.training)
         if forward == training:
             return forward
@@ -68,7 +68,7 @@ def memory_us(*args: Any, **kwargs: Any) -> float:
 
 
 def tensor_core_us(multiplications: float) -> float:
-    """Of 16-bit products; others take longer."""
+    """The least time of 16-bit products; others take longer."""
     return multiplications / 4.0e8
 
 

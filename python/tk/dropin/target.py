@@ -1,4 +1,4 @@
-"""Where a used model is, and which tensors are taken there.
+"""The device that a used model is on, and which tensors are taken there.
 
 Everything is decided from what a tensor says of itself, so that torch.compile and torch.export trace through a stand-in
 and keep the branch that is taken.
@@ -33,8 +33,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True)
 class Target:
-    """Where the model is when it is used.
-
+    """The place of a model when it is used, and what is known of calls there.
     device_type: "cpu" or "cuda"; for the CPU tensors on meta are taken as well, where `tk.check` lists a model's calls.
     arch: "cpu", "sm_90", … only_faster: leave to torch what no measurement says is as fast; on the CPU, where tk
     computes with ATen, nothing was measured, and all is served. rules: what was measured on this architecture of one
@@ -55,11 +54,11 @@ class Target:
     root: Root | None = None
 
     def of(self, speed: Speed) -> Target:
-        """For calls of the function that has this speed."""
+        """The target for calls of the function that has this speed."""
         return replace(self, rules=None if self.serves_all else speed.rules.get(self.arch, {}))
 
     def of_all(self) -> Target:
-        """For all calls of a function, whether fast or not."""
+        """The target for all calls of a function, whether fast or not."""
         return replace(self, rules=None)
 
     def measured_of(self, op: str) -> Table | Recording | None:
@@ -118,8 +117,8 @@ class Target:
 
 
 def _is_intercepted() -> bool:
-    """By a TorchFunctionMode of the user's, which would see an op of tk where it waits for a function of torch. A
-    default device is one as well, and changes nothing for tensors that there are."""
+    """Whether the user has a TorchFunctionMode on, which would see an op of tk where it waits for a function of torch.
+    A default device is one as well, and changes nothing for tensors that there are."""
     if torch.compiler.is_exporting():
         return False  # which traces with modes of its own
     modes = (torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack()))

@@ -51,8 +51,9 @@ def n_returned(op: GeneratedOp) -> int:
 
 
 def _kernel(op: GeneratedOp, make: Callable[[], Any]) -> Callable[..., Any]:
-    """As tk.ops._register's: a function that stands once per level of torch.func's transforms, and nothing at all where
-    nothing needs a gradient. make: at the first call, for the twin is defined with the gate."""
+    """Autograd's kernel, as tk.ops._register makes it: a function that stands once per level of torch.func's
+    transforms, and nothing at all where nothing needs a gradient. make: at the first call, for the twin is defined with
+    the gate."""
     public = getattr(torch.ops.tk, op.name).default
     function = cache(make)
     n = n_returned(op)
@@ -209,7 +210,7 @@ def _gradients(ctx: Any, op: GeneratedOp, backward_op: Callable[[], Any], grads:
 
 
 def _of_given_outputs(ctx: Any, op: GeneratedOp, saved: Mapping[str, Any], grads: Sequence[Any]) -> list[Any]:
-    """By the recorded graph, of those results alone that have a gradient: zeros for the others would not do, since
+    """Gradients by the recorded graph, from those results alone that have one: zeros for the others would not do, since
     0 · inf is none. Of what the backward does not read, and so was not saved, any value does."""
     given = next(g for g in grads if g is not None)
     known = {name: parallel.full(given, (), 0, dtype).expand(shape) for name, (shape, dtype) in ctx.unsaved.items()}
@@ -320,7 +321,7 @@ def _not_implemented(op: GeneratedOp, error: RuntimeError) -> RuntimeError:
 
 
 def _may_give_floats(op: GeneratedOp) -> bool:
-    """Without looking at a call's arguments."""
+    """Whether results may be floats, without looking at a call's arguments."""
     known = [result.dtype.value for result in op.results]
     return any(p.mutated for p in op.params) or any(d is None or _is_float(d) for d in known)
 

@@ -20,5 +20,5 @@ def declaring() -> str:
 
 
 def is_same(one: str, other: str) -> bool:
-    """Also of files that are none: what an interactive session declares."""
+    """Whether two names are of one file; also where they are no files, as in an interactive session."""
     return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)

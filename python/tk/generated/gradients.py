@@ -68,8 +68,8 @@ MOST_IN_PLACE = 2  # additions a place, on average
 
 
 def _scatter_back(name: str, dim: int) -> Callable[..., Any]:
-    """Of what was gathered: added where it came from. Few additions are ATen's, in place in the zeros: another
-    pass over these takes longer than all additions. Of many the sums are in float32 and rounded once."""
+    """The gradient of a gather: each is added where it came from. Few additions are ATen's, in place in the zeros:
+    another pass over these takes longer than all additions. Of many the sums are in float32 and rounded once."""
 
     def backward(ctx: Any, grad: Tensor) -> Any:
         (index,) = ctx.saved_tensors
@@ -107,7 +107,7 @@ def _put_back(ctx: Any, grad: Tensor, name: str, dim: int, index: Tensor, make: 
 
 
 def _gather_back(name: str) -> Callable[..., Any]:
-    """Of what was added at indices: the gradient of its place."""
+    """The gradient of what was added at indices, which is that of its place."""
 
     def backward(ctx: Any, grad: Tensor) -> Any:
         (index,) = ctx.saved_tensors
@@ -127,8 +127,9 @@ def _keep_places_written(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> N
 
 
 def _take_back(dim: int) -> Callable[..., Any]:
-    """As in ATen all values for a place have its gradient, not the last alone, which stayed. What was there before has
-    none: a copy and a few zeros, where a choice for each element would read a mask besides."""
+    """The gradient of values that were put somewhere. As in ATen all values for a place have its gradient, not the last
+    alone, which stayed. What was there before has none: a copy and a few zeros, where a choice for each element would
+    read a mask besides."""
 
     def backward(ctx: Any, grad: Tensor) -> Any:
         (index,) = ctx.saved_tensors
@@ -164,9 +165,9 @@ def _keep_mean(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
 
 
 def _of_variance(ctx: Any, grad: Tensor | None, grad_mean: Tensor | None) -> Any:
-    """Of (bessel · var) ** power, which is 1 or 0.5. As in ATen a standard deviation of 0 has the gradient 0. A mean of
-    no elements has none to give, and a result without a gradient takes no part. What is of x's size is in its dtype, as
-    in ATen: a pass more over wider elements would take as long as all of it."""
+    """The gradient of (bessel · var) ** power, where power is 1 or 0.5. As in ATen a standard deviation of 0 has the
+    gradient 0. A mean of no elements has none to give, and a result without a gradient takes no part. What is of x's
+    size is in its dtype, as in ATen: a pass more over wider elements would take as long as all of it."""
     x, found, mean = ctx.saved_tensors
     n = _reduced(x, mean)
     slope = shift = None  # of what deviates, and for every element
@@ -204,7 +205,7 @@ def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _of_norm(ctx: Any, grad: Tensor) -> Any:
-    """As in ATen a 2-norm of 0 has the gradient 0."""
+    """The gradient of a norm. As in ATen a 2-norm of 0 has the gradient 0."""
     x, norm = ctx.saved_tensors
     # As in ATen x is divided, not grad: a gradient divided by a small norm overflows in 16 bits.
     slope = x / _over(norm.masked_fill(norm == 0, torch.inf), x) if ctx.squares else x.sgn()
@@ -223,7 +224,7 @@ def _to_all(ctx: Any, grad: Tensor) -> Any:
 
 
 def _to_dim(dim: int, is_mean: bool = False) -> Callable[..., Any]:
-    """Of the sum, or mean, over a dimension: the same for all its elements, without a copy of it for each."""
+    """The gradient of a sum or mean over a dimension: it is the same for all elements, without a copy for each."""
 
     def backward(ctx: Any, grad: Tensor) -> Any:
         shared = grad / ctx.shape[dim] if is_mean else grad
@@ -259,9 +260,9 @@ def _keep_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 
 def _to_places(name: str, are_all: bool = False) -> Callable[..., Any]:
-    """Of values that were picked along the last dimension, or of a single one without a dimension of its own: to where
-    they came from. name: of torch's function, which adds where a value may have been picked again and again. are_all:
-    each was picked once, so that every place is written."""
+    """The gradient of values that were picked along the last dimension, or of a single one without a dimension of its
+    own: it goes to where they came from. name: of torch's function, which adds where a value may have been picked again
+    and again. are_all: each was picked once, so that every place is written."""
 
     def backward(ctx: Any, grad: Tensor | None, _: Any) -> Any:
         if grad is None:

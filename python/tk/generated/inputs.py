@@ -86,7 +86,7 @@ class Example:
         return found.sort().values if tensor in SORTED else found
 
     def arguments(self, device: torch.device | str) -> list[Any]:
-        """In the order of the schema."""
+        """Arguments in the order of the schema."""
         return [self._argument(name, spec, device) for name, spec in self.signature.params.items()]
 
     def _argument(self, name: str, spec: Any, device: torch.device | str) -> Any:
@@ -98,7 +98,8 @@ class Example:
 
 
 def signature_of(op: GeneratedOp) -> Signature:
-    """As declared. Raises ValueError where a size is an expression, which says too little to make up a tensor."""
+    """The signature as it was declared. Raises ValueError where a size is an expression, which says too little to make
+    up a tensor."""
     texts = {p.name: op.meta["signature"][p.name] for p in op.params}
     try:
         return parse({**texts, **op.meta.get("variables", {})}, list(texts))
@@ -213,7 +214,7 @@ def overwritten(op: GeneratedOp) -> set[str]:
 
 
 def read_shape(text: str) -> tuple[int, ...]:
-    """Of "32768x4096". Raises ValueError."""
+    """The shape that a text like "32768x4096" says. Raises ValueError."""
     if not re.fullmatch(r"\d+(x\d+)*", text):
         raise ValueError(f"{text!r} is no shape: write 32768x4096")
     return tuple(map(int, text.split("x")))

@@ -46,13 +46,14 @@ _REFUSED = ("from_file", "set_", "_unsafe_index", "_unsafe_index_put", "_unsafe_
 
 
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    """Of equal ones the first, as the kernels have it; which ATen takes is open."""
+    """topk that takes the first of equal ones, as the kernels do; which ATen takes is open."""
     values, indices = torch.sort(x, stable=True, dim=dim, descending=largest)
     return (values, indices) if x.dim() == 0 else (values.narrow(dim, 0, k), indices.narrow(dim, 0, k))
 
 
 def _index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    """Of several elements for one place the last, as the deterministic kernels have it. ATen's threads take turns."""
+    """index_put that keeps the last of several elements for one place, as the deterministic kernels do. ATen's threads
+    take turns."""
     given = [(d, index) for d, index in enumerate(indices) if index is not None]
     shape = torch.broadcast_shapes(*(index.shape for _, index in given))
     n = math.prod(shape)
@@ -86,7 +87,7 @@ def _associative_scan(xs: Sequence[Tensor], combine: str, dim: int) -> list[Tens
 
 
 def _view(x: Tensor, size: Sequence[int]) -> Tensor:
-    """Where a graph was traced tensors were dense, so that every shape was a view."""
+    """view that copies where it must: when a graph was traced tensors were dense, so that every shape was a view."""
     return x.reshape(size)
 
 

@@ -23,5 +23,5 @@ class _Completing(_Namespace):
 
 
 def install() -> None:
-    """From now on. What was asked for before stays as it is."""
+    """Serves torch.ops.tk's names from now on. What was asked for before stays as it is."""
     torch.ops.tk.__class__ = _Completing

@@ -105,7 +105,7 @@ class Call:
             )
 
     def _left_out(self) -> str | None:
-        """Of a tensor that must be given and is None: a check that fails for it speaks of its dtype or sizes."""
+        """Names a tensor that must be given and is None: a check that fails for it speaks of its dtype or sizes."""
         required = (
             p.name for p, x in zip(self.op.tensors, self.tensors, strict=True) if p.kind == "tensor" and x is None
         )
@@ -113,7 +113,7 @@ class Call:
         return None if name is None else f"{name} must be a Tensor, is None"
 
     def _given(self) -> str:
-        """As csrc/ops/generated.cpp says it."""
+        """What was given, in the words of csrc/ops/generated.cpp."""
         return ", ".join(f"{p.name} is {_described(x)}" for p, x in zip(self.op.tensors, self.tensors, strict=True))
 
     def check_written(self) -> None:
@@ -226,7 +226,7 @@ def memory_order(x: Tensor, n: int) -> list[int]:
 
 
 def _stably_sorted(dims: Sequence[int], strides: Sequence[Any]) -> list[int]:
-    """By comparisons alone, which symbolic strides have."""
+    """Sorts dimensions by comparisons alone, which symbolic strides have."""
     ordered: list[int] = []
     for d in dims:
         at = len(ordered)
@@ -274,7 +274,7 @@ def _arithmetic(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _logic(function: Callable[[Any, Any], Any], decisive: bool) -> Callable[[Any, Any], Any]:
-    """Without asking a symbolic operand where the other one decides."""
+    """A logical operator that does not ask a symbolic operand where the other one decides."""
 
     def apply(a: Any, b: Any) -> Any:
         a, b = _truth(a), _truth(b)

@@ -81,7 +81,7 @@ class Draws:
         return bits(self.seed, self.offset, stream, size)
 
     def uniform(self, size: Sequence[Any], dtype: torch.dtype = torch.float32) -> Tensor:
-        """In [0, 1): as many bits as the dtype has, so that nothing rounds up to 1."""
+        """Numbers in [0, 1), with as many bits as the dtype has, so that nothing rounds up to 1."""
         if dtype == torch.float64:
             high, low = _top(self.bits(size), 27).double(), _top(self.bits(size), 26).double()
             return (high * 2.0**26 + low) * 2.0**-53
@@ -89,7 +89,7 @@ class Draws:
         return (_top(self.bits(size), n).float() * 2.0**-n).to(dtype)
 
     def normal(self, size: Sequence[Any], dtype: torch.dtype = torch.float32) -> Tensor:
-        """By Box and Muller, 1958."""
+        """Normal numbers by Box and Muller, 1958."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         radius = torch.sqrt(-2 * torch.log(1 - self.uniform(size, wide)))
         return (radius * _cosine(self.uniform(size, wide))).to(dtype)
@@ -129,8 +129,8 @@ def _cosine(turn: Tensor) -> Tensor:
 
 
 def _upper_half(high: Tensor, low: Tensor, factor: Any) -> Tensor:
-    """Of the product of a word of 64 bits, as two of 32, with a factor of 63. No division: that of 64 bits takes a GPU
-    longer than all else."""
+    """The upper half of the product of a word of 64 bits, given as two of 32, with a factor of 63. There is no
+    division: that of 64 bits takes a GPU longer than all else."""
     low_factor, high_factor = factor % (1 << 32), factor // (1 << 32)
     first, second, third = low * low_factor, high * low_factor, low * high_factor
     carry = ((first >> 32) & WORD) + (second & WORD) + (third & WORD)

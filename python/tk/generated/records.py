@@ -134,7 +134,7 @@ class GeneratedOp:
 
     @property
     def is_of_package(self) -> bool:
-        """Not of a user's pack."""
+        """Whether the op is tk's own, and not of a user's pack."""
         return Path(self._record.pack_path.decode()).parent == _library.directory().parent / "packs"
 
     @cached_property

@@ -14,7 +14,7 @@ _declared: dict[tuple[str, str], str] = {}  # where, by module and name, in the 
 
 @contextmanager
 def kept() -> Iterator[list[Exception]]:
-    """Within it :func:`refuse` fills the list."""
+    """A list that :func:`refuse` fills as long as the block runs."""
     global _kept, _declared
     before, _kept, _declared = (_kept, _declared), [], {}
     try:
@@ -36,7 +36,8 @@ def refuse(error: Exception) -> None:
 
 
 def check_once(module: str, name: str, where: str) -> None:
-    """Of two functions of one name in a file that is being built, Python keeps the last. Raises SignatureError."""
+    """Raises SignatureError where a file that is being built has two functions of one name, of which Python keeps the
+    last."""
     if _kept is None:  # in a notebook a cell is run again
         return
     before = _declared.setdefault((module, name), where)

@@ -47,14 +47,14 @@ def count() -> int:
 
 
 def names() -> list[str]:
-    """Of the ops with a recorded graph."""
+    """The names of the ops with a recorded graph."""
     _read_new()
     return sorted(name for name in _ops if not name.startswith(OF_FUNCTIONS))
 
 
 def attention_names() -> list[str]:
-    """Of attention's pairs of mods (flex_<fingerprint>). They have no recorded graph: torch.ops.tk.flex_attention,
-    which calls them, is what has a CPU path and gradients."""
+    """The names of the ops of attention's pairs of mods (flex_<fingerprint>). They have no recorded graph:
+    torch.ops.tk.flex_attention, which calls them, is what has a CPU path and gradients."""
     _read_new()
     return sorted(name for name in _ops if name.startswith(OF_FUNCTIONS))
 
@@ -151,7 +151,7 @@ def _register_lists(op: GeneratedOp) -> None:
             return returned(lists.run(op, args))
 
     def elsewhere(*args: Any, **kwargs: Any) -> Any:
-        """Of lists without a tensor, which belong to no backend, or to one without kernels."""
+        """The kernel for lists without a tensor, which belong to no backend, or to one without kernels."""
         args = _register.with_defaults(overload, args, kwargs)
         calls = lists.calls(op, args)
         if calls:
@@ -159,8 +159,8 @@ def _register_lists(op: GeneratedOp) -> None:
         return returned(lists.results(op, args, calls))
 
     def under_transforms(*args: Any, **kwargs: Any) -> Any:
-        """Of torch.func, of every kind. Without it torch's fallback would hand the kernels what lies in its wrappers,
-        whose levels then know nothing of the call."""
+        """The kernel for every transform of torch.func. Without it torch's fallback would hand the kernels what lies in
+        its wrappers, whose levels then know nothing of the call."""
         from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # it is there with the transform
 
         autograd.refuse_transformed(op, (*args, *kwargs.values()))
@@ -174,7 +174,7 @@ def _register_lists(op: GeneratedOp) -> None:
 
 
 def _register_kernels(op: GeneratedOp, name: str, n_results: int) -> None:
-    """Of the op or its twin, which differ in how many of the outputs they return."""
+    """Registers the kernels of the op or its twin, which differ in how many of the outputs they return."""
     overload = getattr(torch.ops.tk, name).default
 
     def fake(*args: Any, **kwargs: Any) -> Any:

@@ -57,7 +57,7 @@ class Size:
         return ast.parse(self.text, mode="eval").body
 
     def evaluate(self, values: Mapping[str, Any], floordiv: Callable[[Any, Any], Any] = operator.floordiv) -> Any:
-        """Of numbers, or whatever else has the operators."""
+        """Its value for numbers, or for whatever else has the operators."""
 
         def of(node: ast.expr) -> Any:
             if isinstance(node, ast.Name):
@@ -151,7 +151,7 @@ class Signature:
 
     @property
     def letters(self) -> tuple[str, ...]:
-        """In order of first appearance."""
+        """Its letters, in order of first appearance."""
         sizes = [s for spec in self.tensors.values() for s in spec.sizes]
         found = [x for s in sizes for x in ([s] if isinstance(s, str) else s.letters if isinstance(s, Size) else [])]
         return tuple(dict.fromkeys(found))
@@ -249,7 +249,7 @@ def _choice(name: str, values: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _said(value: Any) -> str:
-    """As a program writes it, in one short line: float, not <class 'float'>, and no tensor's contents."""
+    """A value as a program writes it, in one short line: float, not <class 'float'>, and no tensor's contents."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of {value.dtype} {list(value.shape)}"
     return value.__name__ if isinstance(value, type) else repr(value)
@@ -326,7 +326,7 @@ def _size(name: str, text: str, size: str) -> str | int | Size:
 
 
 def _expression(text: str) -> ast.expr | None:
-    """Of letters and numbers alone."""
+    """Parses an expression of letters and numbers alone; None for another."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:

@@ -22,7 +22,8 @@ from tk.heuristics.problem import AtenCall, Described
 
 @dataclass(frozen=True)
 class Gpu:
-    """As the driver describes it. arch: 90 for 9.0. shared: the most shared memory of a block, bytes; l2: bytes."""
+    """A GPU as the driver describes it. arch: 90 for 9.0. shared: the most shared memory of a block, bytes; l2:
+    bytes."""
 
     name: str
     arch: int
@@ -40,7 +41,8 @@ _at_work = threading.local()
 
 
 def gpu(arch: int | str) -> Gpu:
-    """Of an architecture, written 90, "90" or "sm_90". Raises ValueError for one that no GPU is described of."""
+    """The GPU of an architecture, written 90, "90" or "sm_90". Raises ValueError for one that no GPU is described
+    of."""
     text = str(arch).removeprefix("sm_")
     if text.isdigit() and int(text) in GPUS:
         return GPUS[int(text)]
@@ -53,7 +55,7 @@ def _number(gpu: Gpu) -> int:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Of the GPU that is being described to, else of a real one."""
+    """The number of multiprocessors of the GPU that is being described to, else of a real one."""
     described: Gpu | None = getattr(_at_work, "gpu", None)
     if described is not None:
         return described.multiprocessors
@@ -73,7 +75,8 @@ def _standing_for(gpu: Gpu) -> Iterator[None]:
 
 
 def launches(gpu: Gpu, op: Any, *args: Any, **kwargs: Any) -> list[Described]:
-    """Of an op (``torch.ops.tk.mm.default``) with these arguments on such a GPU. Raises what the op raises."""
+    """What an op (``torch.ops.tk.mm.default``) launches for these arguments on such a GPU. Raises what the op
+    raises."""
     return [step for step in _steps_of_op(gpu, op, *args, **kwargs) if isinstance(step, Described)]
 
 

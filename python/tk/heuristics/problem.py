@@ -145,7 +145,7 @@ class Inside(TorchDispatchMode):
 
 
 def aten_call(func: Any) -> AtenCall | None:
-    """Of an op; None where it is not ATen's or launches nothing."""
+    """The call of an op of ATen's; None where it is not ATen's or launches nothing."""
     name = func.overloadpacket.__name__
     is_launched = func.namespace == "aten" and not func.is_view and name not in _ALLOCATING
     return AtenCall(f"aten.{name}") if is_launched else None

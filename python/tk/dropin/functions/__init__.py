@@ -13,7 +13,7 @@ REPLACEMENTS = tuple(r for family in _FAMILIES for r in vars(family).values() if
 
 
 def stand_ins(target: Target) -> dict[Function, StandIn]:
-    """By the function that they stand for. Left out are those whose ops are in no loaded pack, and functions that are
-    not torch's own at this time."""
+    """All stand-ins, by the function that they stand for. Left out are those whose ops are in no loaded pack, and
+    functions that are not torch's own at this time."""
     found = (s for replacement in REPLACEMENTS if replacement.is_there() for s in replacement.stand_ins(target))
     return {stand_in.original: stand_in for stand_in in found}

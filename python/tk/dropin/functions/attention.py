@@ -71,7 +71,7 @@ def _attends(
 
 
 def _is_transformed() -> bool:
-    """By torch.func.grad and its like, which differentiate gradients: attention's have none."""
+    """Whether torch.func.grad or its like is active. They differentiate gradients, and attention's have none."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
@@ -150,7 +150,7 @@ SDPA = Replacement(
 
 
 def _flex_attention(target: Target) -> Callable[..., bool]:
-    """On CUDA a mod may have no kernels, which is known when it is called: so a compiled graph keeps torch's own."""
+    """Takes no call of a compiled graph on CUDA: whether a mod has kernels is known only when it is called."""
 
     def flex_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> bool:
         return (

@@ -41,7 +41,7 @@ _MM_RULES: Rules = {
 
 
 def kind(dtype: torch.dtype, *pitches: int) -> str:
-    """Of a product. pitches: elements from row to row of its operands, or what stands for that."""
+    """The kind of a product. pitches: elements from row to row of its operands, or what stands for that."""
     if dtype in SIXTEEN_BITS:
         return "16-bit aligned" if all(p % 64 == 0 for p in pitches) else "16-bit"
     if not allows_tf32():

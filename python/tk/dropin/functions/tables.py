@@ -42,7 +42,8 @@ def _embedding(target: Target) -> Callable[..., bool]:
 
 
 def _is_sharded_by_rows(weight: Tensor) -> bool:
-    """Of which torch's op looks up each GPU's own rows alone, and marks what the others have; tk's asks for all."""
+    """Whether each GPU has some of the rows. torch's op looks up those alone and marks the others; tk's asks for
+    all."""
     return is_distributed(weight) and any(p.is_shard(0) for p in weight.placements)
 
 
