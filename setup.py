@@ -59,7 +59,8 @@ class CMakeBuild(build_ext):
 
 
 class AnyPythonWheel(bdist_wheel):
-    """For every Python, since the libraries do not depend on its version, and for all systems that they run on."""
+    """A wheel for every Python, since the libraries do not depend on its version, and for all systems that they run
+    on."""
 
     def get_tag(self):
         libraries = sorted(Path(self.bdist_dir, "tk", "lib").glob("*.so"))  # none before there is a wheel

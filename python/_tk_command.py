@@ -34,7 +34,7 @@ def _add_name(subparsers: Any, name: str) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Of the whole command line: a mistyped command is told the nearest."""
+    """The parser of the whole command line, which tells a mistyped command the nearest one."""
 
     def error(self, message: str) -> NoReturn:
         if mistyped := re.match(r"argument COMMAND: invalid choice: '(.*?)'", message):
@@ -58,7 +58,7 @@ def parser(
 
 
 def version() -> str:
-    """Of the package tk, which is found and not imported."""
+    """The version of the package tk, which is found and not imported."""
     spec = find_spec("tk")
     if spec is None or spec.origin is None:
         sys.exit("tk: the package tk is not there; reinstall torch-tk")

@@ -22,7 +22,7 @@ Name = tuple[str, str, str]  # op, kernel, config
 
 
 def cubins(pack: Pack) -> dict[Name, list[str]]:
-    """Of each variant the hashes of its launches' images, joined, in order; sorted, for a config may have several."""
+    """For each variant, the hashes of its launches' images, joined, in order; sorted, for a config may have several."""
     found: defaultdict[Name, list[str]] = defaultdict(list)
     for op in pack.ops:
         configs = {c.number: pack.string(c.name) for c in pack.slice("configs", op.configs)}

@@ -65,12 +65,12 @@ class Sample:
 
 
 def order_of(timing: Mapping[str, Any]) -> str:
-    """As the engine sees it: a single row is a row whichever way it was made."""
+    """The order in memory as the engine sees it: a single row is a row whichever way it was made."""
     return ORDER_AXIS[timing["key"]["order"]]
 
 
 def problem_of(timing: Mapping[str, Any], op: Op, arch: int) -> Problem:
-    """As the op's expressions see what was timed."""
+    """The problem, as the op's expressions see what was timed."""
     bare = _bare_problem(timing, arch) if "tensors" in timing else _bare_product(timing, arch)
     return replace(bare, locals=evaluate_locals(op.locals.values(), bare))
 
@@ -81,7 +81,7 @@ def _bare_problem(timing: Mapping[str, Any], arch: int) -> Problem:
 
 
 def _bare_product(timing: Mapping[str, Any], arch: int) -> Problem:
-    """Of mm, whose timings say no more than what differs."""
+    """A problem of mm, whose timings say no more than what differs."""
     m, n, k = timing["m"], timing["n"], timing["k"]
     dtype = DTYPES[timing["dtype"]]
 
@@ -122,7 +122,7 @@ def predicted(fit: Mapping[str, Variant], problem: Problem) -> str:
 
 
 class Variants:
-    """Of a family on an architecture, by bucket."""
+    """The variants of a family on an architecture, by bucket."""
 
     def __init__(self, family: Family, arch: int):
         self.op = family.op
@@ -155,8 +155,9 @@ def samples_of(timings: Sequence[Mapping[str, Any]], problems: Sequence[Problem]
 
 def pins_of(timing: Mapping[str, Any], problem: Problem, shipped: Variants,
             fitted: Mapping[tuple[str, str], numpy.ndarray]) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Of what was timed, and of what costs the same. None where a config that came later, and was not measured, should
-    be the fastest by its fit, nor where the fastest is what `shipped`, the variants with their new weights, predict."""
+    """Pins of what was timed, and of what costs the same. None where a config that came later, and was not measured,
+    should be the fastest by its fit, nor where the fastest is what `shipped`, the variants with their new weights,
+    predict."""
     op = shipped.op
 
     def us(config: str, variant: Variant) -> float:
@@ -186,7 +187,8 @@ def twins(key: Mapping[str, int]) -> Iterator[dict[str, int]]:
 
 
 class Equations:
-    """Of a least-squares fit of the relative error. Those of several samples add up, and can be taken away again."""
+    """The normal equations of a least-squares fit of the relative error. Those of several samples add up, and can be
+    taken away again."""
 
     def __init__(self, gram: numpy.ndarray, sums: numpy.ndarray, seen: numpy.ndarray, count: int):
         self.gram, self.sums = gram, sums
@@ -282,7 +284,7 @@ class Regret:
 
 
 def label_of(timing: Mapping[str, Any], size: Size) -> str:
-    """For people."""
+    """A size in words, for people."""
     if "tensors" not in timing:
         static = " static" if timing["static_weights"] else ""
         return " ".join(str(timing[name]) for name in ("m", "n", "k", "dtype", "order")) + static
@@ -291,7 +293,7 @@ def label_of(timing: Mapping[str, Any], size: Size) -> str:
 
 
 def regrets(timings: Sequence[Mapping[str, Any]], samples: Sequence[Sample], fits: Fits) -> list[Regret]:
-    """Of each problem, the size itself left out of the fits; the worst first."""
+    """The regret of each problem, the size itself left out of the fits; the worst first."""
     of_timing = defaultdict(list)
     for sample in samples:
         of_timing[sample.timing].append(sample)

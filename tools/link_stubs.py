@@ -102,7 +102,7 @@ def symbols(library: Path) -> list[tuple[Symbol, bool]]:
 
 
 def newest_of(found: Iterable[tuple[Symbol, bool]], newest: dict[str, Version]) -> list[tuple[Symbol, Symbol]]:
-    """Of each name the newest version that is old enough, with the version that a program of today gets."""
+    """For each name, the newest version that is old enough, with the version that a program of today gets."""
     allowed: dict[str, Symbol] = {}
     today: dict[str, Symbol] = {}
     for symbol, is_default in found:

@@ -43,7 +43,7 @@ INPUTS = {
 
 
 def of(name: str) -> float:
-    """In TFLOP/s = FLOP/µs / 1e6, GB/s = bytes/µs / 1e3, bytes and µs."""
+    """A measured constant, in TFLOP/s = FLOP/µs / 1e6, GB/s = bytes/µs / 1e3, bytes or µs."""
     return INPUTS[name].value
 
 
@@ -74,8 +74,8 @@ class Product(NamedTuple):
         return 2 * self.m * self.n * self.k / (1e6 * of("product"))
 
     def in_parts(self, parts: int) -> list[float]:
-        """Of equal parts of the rows, one after the other, in whole tiles: each reads the weights again, unless L2
-        holds them."""
+        """The times of equal parts of the rows, one after the other, in whole tiles: each reads the weights again,
+        unless L2 holds them."""
         part = Product(max(TILE, self.m / parts), self.n, self.k)
         read = (part.time() - of("launch")) / of("fused")
         again = part.flops() / of("fused") if self.weights < 1e6 * of("l2") else read
@@ -166,12 +166,12 @@ class Call(NamedTuple):
 
     @property
     def limit(self) -> float:
-        """Of a gain: the shorter of both is hidden behind the other, and nothing costs more."""
+        """The most that may be gained: the shorter of both is hidden behind the other, and nothing costs more."""
         return self.plain / max(self.collective, self.plain - self.collective)
 
 
 def calls(model: Model, ranks: int, rows: int) -> list[Call]:
-    """Of a tensor and sequence parallel layer; the last is for one that keeps whole rows on each rank."""
+    """The calls of a tensor and sequence parallel layer; the last is for one that keeps whole rows on each rank."""
     found = []
     for name, width in (("qkv", model.qkv), ("gate, up", model.gate_up)):
         product, travels = Product(rows, width / ranks, model.hidden), gathered(2 * rows * model.hidden, ranks)
@@ -199,8 +199,8 @@ def layers(model: Model) -> Iterator[Sequence[object]]:
 
 
 def worth() -> Iterator[Sequence[object]]:
-    """At how many rows a call gains a tenth; and what it gains at 2,048, of what it could. Of the norm: up to how many
-    bytes it takes at most 0.6."""
+    """The number of rows at which a call gains a tenth, and what it gains at 2,048, of what it could. For the norm: up
+    to how many bytes it takes at most 0.6."""
     sizes = [2**i for i in range(4, 15)]
     for model in MODELS:
         for i, name in enumerate(("qkv", "gate, up", "out", "down")):
@@ -220,7 +220,7 @@ def worth() -> Iterator[Sequence[object]]:
 
 
 def _ranges(chosen: Sequence[int], of_all: Sequence[int]) -> str:
-    """As "16 to 64, 2,048 to 16,384"."""
+    """Ranges in words, as "16 to 64, 2,048 to 16,384"."""
     runs: list[list[int]] = []
     for x in of_all:
         if x in chosen:

@@ -40,7 +40,7 @@ class Needs:
 
 
 def needs(libraries: Iterable[Path]) -> Needs:
-    """Of libraries that come together: what one has of another is not needed of the machine."""
+    """What libraries that come together need of the machine, without what one has of another."""
     paths = list(libraries)
     versions: dict[str, Version] = {}
     needed: set[str] = set()

@@ -96,7 +96,7 @@ def on_cpu(call: Call) -> str:
 
 
 def on_cuda(call: Call) -> str:
-    """Of the functions with torch's arguments, which decide by themselves: "tk", "ATen", or the error."""
+    """What serves a function with torch's arguments, which decides by itself: "tk", "ATen", or the error."""
     for is_strict, way in ((True, "tk"), (False, "ATen")):
         with quietly(), tk.config.strict(is_strict):
             found = _elsewhere(call, "cuda")
@@ -133,7 +133,7 @@ _BY_RECORDS = {"fp8e4nv": ("fp8e4m3fn",), "fp8e5": ("fp8e5m2",), "u8": ("fp8e4m3
 
 @cache
 def kernel_dtypes() -> Mapping[str, frozenset[str]]:
-    """By the op, of the kernels written by hand."""
+    """The dtypes of the kernels written by hand, by the op."""
     found: dict[str, frozenset[str]] = {}
     root = Path(__file__).parents[1]
     for path in root.glob("kernels/**/family.py"):
@@ -167,7 +167,7 @@ def op_of(call: Call) -> str | None:
 
 
 def taken(call: Call, column: str) -> tuple[str, str]:
-    """On CUDA "tk" (a kernel), "ATen" or the error; on the CPU the error, or "" where it runs."""
+    """What takes a call: on CUDA "tk" (a kernel), "ATen" or the error; on the CPU the error, or "" where it runs."""
     changed = in_dtype(call, COLUMNS[column])
     cpu = on_cpu(changed)
     if call.name in functional.FUNCTIONS:
@@ -306,7 +306,7 @@ def pairs_table() -> str:
 
 
 def merged(wanted: Sequence[Any]) -> Iterator[str]:
-    """Of the forms of one pair: ids of two types, tables of several ranks and dtypes."""
+    """Merges the forms of one pair: ids of two types, tables of several ranks and dtypes."""
     dtypes = [d for d in COLUMNS if any(d in w.dtypes for w in wanted)]
     yield " ".join(dtypes)
     yield str(max(max(sizes) for w in wanted for sizes in w.rounded))

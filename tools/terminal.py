@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def whole(command: str) -> str:
-    """Without what cuts off its last lines."""
+    """A command without what cuts off the last lines of its output."""
     return command.partition(" | ")[0]
 
 

@@ -413,7 +413,7 @@ def _mean(ratios: Sequence[float]) -> str:
 
 
 def predict(op: Any, shape: Sequence[int]) -> dict[str, float]:
-    """Of every config that fits a call on dense tensors, what an H200 is predicted to take, in µs."""
+    """What an H200 is predicted to take, in µs, for every config that fits a call on dense tensors."""
     from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
     from tk.codegen.tile import LAYOUTS
     from tk.generated.inputs import COUNTS

@@ -99,7 +99,7 @@ def refusal(info: Any, sample: Any) -> str:
 
 
 def plain(reason: str) -> str:
-    """Without the places in torch's own source that its errors name."""
+    """A reason without the places in torch's own source that its errors name."""
     reason = re.sub(r'^\d+ INTERNAL ASSERT FAILED at "[^"]*":\d+, please report a bug to PyTorch\. ', "", reason)
     reason = re.sub(r"(?:/[\w.+-]+)+\.\w+:\d+: ", "", reason)
     return re.sub(r"^dispatch_on_subclass called with *$", "torch fails in its own code on symbolic sizes", reason)

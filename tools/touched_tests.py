@@ -44,7 +44,7 @@ def names(path: str) -> set[str]:
 
 
 def touched(files: Iterable[str], tests: Iterable[str]) -> list[str]:
-    """Of `tests`, those that have changed and those of the changed `files`."""
+    """Those of `tests` that have changed, and those of the changed `files`."""
     files = set(files)
     sources = [f for f in files if not f.startswith("tests/") and Path(f).suffix in (".py", ".cpp", ".h", ".json")]
     stems = {name for source in sources for name in names(source)}

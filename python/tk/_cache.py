@@ -31,7 +31,7 @@ def slug(name: str) -> str:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Against other processes that write this file. The lock goes with the process that holds it."""
+    """Locks a file against other processes that write it. The lock goes with the process that holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -21,7 +21,7 @@ def is_wanted() -> bool:
 
 
 def directory() -> Path:
-    """Where the libraries are looked for."""
+    """The folder in which the libraries are looked for."""
     return Path(os.environ.get("TK_LIBRARY_DIR") or Path(__file__).parent / "lib")
 
 

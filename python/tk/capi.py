@@ -210,7 +210,7 @@ def launches(problem: Problem, config: int = -1) -> tuple[str, ...]:
 
 
 def pin(problem: Problem, config: int) -> None:
-    """From now on this size of the problem runs `config`; -1 takes the pin away."""
+    """Lets this size of the problem run `config` from now on; -1 takes the pin away."""
     _library.check(_core().tk_pin(Prepared(problem).pointer, config))
 
 
@@ -242,7 +242,7 @@ def describe_device(sm_count: int, arch: int, shared_optin: int, l2_bytes: int) 
 
 
 def prepare(problem: Problem, config: int = -1) -> Prepared:
-    """For ``launch``; the problem's addresses must be real."""
+    """Prepares a call for ``launch``; the problem's addresses must be real."""
     return Prepared(problem, config)
 
 

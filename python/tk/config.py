@@ -165,10 +165,11 @@ def builds_missing() -> bool:
 
 
 class build_missing(AbstractContextManager[None]):
-    """From now on, in the whole process, attention's mods and functions under ``@tk.op`` that no loaded pack has are
-    built when they are called on CUDA: once, by a child process, into a pack under ``tk/packs`` in ``XDG_CACHE_HOME``
-    or ``~/.cache`` (``packs`` in ``TK_CACHE_DIR``), where later processes find it. It needs the ``build`` extra;
-    without it such a call raises ``tk.VariantNotFoundError`` as before. ``TK_BUILD_MISSING=1`` does the same.
+    """Builds what is missing: from now on, in the whole process, attention's mods and functions under ``@tk.op`` that
+    no loaded pack has are built when they are called on CUDA: once, by a child process, into a pack under ``tk/packs``
+    in ``XDG_CACHE_HOME`` or ``~/.cache`` (``packs`` in ``TK_CACHE_DIR``), where later processes find it. It needs the
+    ``build`` extra; without it such a call raises ``tk.VariantNotFoundError`` as before. ``TK_BUILD_MISSING=1`` does
+    the same.
 
     As a context manager until the end of the ``with``. ``build_missing(False)`` turns it off.
     """

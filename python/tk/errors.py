@@ -66,7 +66,7 @@ def typed(error: Exception) -> Exception:
 
 
 def _wrong_type(op: str, wanted: str, name: str, given: str) -> TypeError:
-    """With a schema's type in a user's words; a dtype is an int there."""
+    """The error for an argument of another type, with the schema's type in a user's words: a dtype is an int there."""
     kind = "a torch.dtype or None" if name == "out_dtype" else _KINDS.get(wanted, f"of type {wanted}")
     return TypeError(f"tk.{op}: {name} must be {kind}, is of type {given}")
 

@@ -141,7 +141,7 @@ class Expr:
 
     @staticmethod
     def decode(words: Sequence[int]) -> Expr:
-        """From postfix words; no words are the constant 0. Raises ValueError for what the core would refuse."""
+        """Reads postfix words; no words are the constant 0. Raises ValueError for what the core would refuse."""
         stack: list[Expr] = []
         for word in words:
             number, operand = word & 0xFF, word >> 8
@@ -169,7 +169,7 @@ class Expr:
             pending.extend(node.args)
 
     def evaluate(self, problem: Problem) -> int:
-        """As the core does it. Raises OverflowError where the core reports an overflow."""
+        """The value, as the core works it out. Raises OverflowError where the core reports an overflow."""
         return _evaluate(self, problem)
 
     def __bool__(self) -> bool:
@@ -293,7 +293,7 @@ class Tensor:
         return Expr("size", self.index | d << 8)
 
     def stride(self, d: int) -> Expr:
-        """In elements."""
+        """The stride of a dimension, in elements."""
         return Expr("stride", self.index | d << 8)
 
     @property
@@ -417,7 +417,7 @@ def shared(expr: Expr, first: int, most: int) -> tuple[list[Expr], Expr]:
     uses = Counter(numbers[id(a)] for node in nodes for a in node.args)
 
     def words(among: Collection[int]) -> list[int]:
-        """Of each node, where those among these are locals."""
+        """The number of words of each node, where those among these are locals."""
         lengths: list[int] = []
         for node in nodes:
             of = (numbers[id(a)] for a in node.args)

@@ -232,7 +232,8 @@ def _device_index(device: torch.device | int | str | None) -> int:
 
 
 def _why_no_launch(find: Callable[..., Any], op: str, args: Any, kwargs: Any) -> str:
-    """On a GPU a function leaves to ATen what no kernel takes, but in strict mode: which says what that is."""
+    """Says why nothing is launched. On a GPU a function leaves to ATen what no kernel takes; strict mode refuses it,
+    and says what that is."""
     devices = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
     if find is here.steps and devices <= {"cpu"}:
         return _ON_THE_CPU if devices else _NO_LAUNCH

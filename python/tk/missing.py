@@ -69,7 +69,7 @@ def build(name: str, source: str, arch: int) -> Path:
 
 
 def _build(name: str, source: str, arch: str, path: Path) -> None:
-    """In a child: Triton's compiler needs none of this process's state, and must not change any."""
+    """Builds in a child process: Triton's compiler needs none of this process's state, and must not change any."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{name}_") as folder:
         file, made = Path(folder) / f"{name}.py", Path(folder) / "made.tkpack"
         file.write_text(source)

@@ -65,7 +65,8 @@ def copies_to_rotate(size: int, most: int = 64) -> int:
 
 @cache
 def capture_stream() -> torch.cuda.Stream:
-    """Where graphs are recorded. A backward pass runs on the stream of its forward pass: this one, to be recorded."""
+    """The stream on which graphs are recorded. A backward pass runs on the stream of its forward pass: this one, to be
+    recorded."""
     return torch.cuda.Stream()
 
 

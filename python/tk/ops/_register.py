@@ -124,7 +124,7 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_devices(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NoReturn:
-    """In the words of the kernels: the first tensor, and the first that is elsewhere. Raises ValueError."""
+    """Raises ValueError in the words of the kernels, which name the first tensor and the first that is elsewhere."""
     stem, _, overload = name.partition(".")
     schema = getattr(getattr(torch.ops.tk, stem), overload or "default")._schema
     given = {**{a.name: x for a, x in zip(schema.arguments, args, strict=False)}, **kwargs}
@@ -309,7 +309,7 @@ def has_tangent(args: tuple[Any, ...]) -> bool:
 
 
 def single_level() -> AbstractContextManager[Any]:
-    """Under a ``torch.func`` transform, what lets a formula stand for one level of it."""
+    """A context in which a formula stands for one level of a ``torch.func`` transform."""
     if not torch._C._are_functorch_transforms_active():
         return nullcontext()
     from torch._functorch.autograd_function import enable_single_level_autograd_function
@@ -331,7 +331,7 @@ _arguments: dict[str, tuple[tuple[str, Any], ...]] = {}
 
 
 def cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-    """As autocast does with an argument of a product."""
+    """Casts an argument of a product as autocast does."""
     is_eligible = (
         isinstance(value, Tensor)
         and value.is_floating_point()

@@ -195,7 +195,7 @@ _check = torch._check_value
 
 
 def _split(padding: Sequence[int], spatial: int) -> tuple[list[int], list[int]]:
-    """In front and behind."""
+    """The padding in front of each dimension, and behind it."""
     if len(padding) == 2 * spatial and spatial > 0:
         return list(padding[:spatial]), list(padding[spatial:])
     both = _as_list(padding, spatial)

@@ -76,14 +76,14 @@ class Request(NamedTuple):
         return (*self[_OPERANDS], *self[_OPTIONAL], *self.tensors)  # type: ignore[misc]
 
     def with_tensors(self, tensors: Sequence[Any]) -> Request:
-        """With others in the place of :attr:`all_tensors`."""
+        """The request with others in the place of :attr:`all_tensors`."""
         n, captured = N_OPERANDS, N_OPERANDS + len(OPTIONAL)
         numbers: Any = self[_NUMBERS]
         given = (self.pair, list(tensors[captured:]), self.floats, self.ints, *tensors[n:captured], *numbers)
         return Request._make((*tensors[:n], *given))
 
     def without_tensors(self) -> Request:
-        """To be kept where no tensor may be, until :meth:`with_tensors`."""
+        """The request without its tensors, to be kept where no tensor may be, until :meth:`with_tensors`."""
         numbers: Any = self[_NUMBERS]
         return Request._make((*_NO_OPERANDS, self.pair, [], self.floats, self.ints, *_NO_OPTIONAL, *numbers))
 

@@ -95,7 +95,7 @@ class _Given(NamedTuple):
         return self.linear_weight.shape[0]
 
     def in_float32(self) -> _Given:
-        """With the weights of the classes in float32."""
+        """What was given, with the weights of the classes in float32."""
         return self if self.weight is None else self._replace(weight=self.weight.float())
 
 
@@ -213,12 +213,13 @@ def _add_product(total: Tensor, g: Tensor, weight: Tensor, mode: int) -> None:
 
 
 def _settings(mode: int, out_dtype: torch.dtype | None = None) -> tuple[Any, ...]:
-    """Of a product without an activation, in torch's precision and the config that is expected to be fastest."""
+    """The settings of a product without an activation, in torch's precision and the config that is expected to be
+    fastest."""
     return 0, out_dtype, -1, -1, mode
 
 
 def _blocks(rows: int, size: int, most: int, start: int, stop: int) -> Iterator[slice]:
-    """Of classes start to stop. size: bytes that a logit takes. most: bytes of a block."""
+    """Blocks of the classes start to stop. size: bytes that a logit takes. most: bytes of a block."""
     n = most // (size * max(1, rows)) // LEAST_CLASSES * LEAST_CLASSES
     n = max(n, LEAST_CLASSES)
     return (slice(first, min(first + n, stop)) for first in range(start, stop, n))
@@ -237,7 +238,7 @@ def _blocks_of_gradients(input: Tensor, classes: int) -> Iterator[tuple[slice, l
 
 
 def _block_bytes(input: Tensor) -> int:
-    """Of a block in the backward, beside the gradient of input in float32."""
+    """The bytes of a block in the backward, beside the gradient of input in float32."""
     most = BUDGET_BYTES * max(input.shape[0], BUDGET_ROWS) // BUDGET_ROWS - 4 * input.numel()
     return min(max(most, BUDGET_BYTES * 2 // 5), BUDGET_BYTES)
 
@@ -249,7 +250,7 @@ def _logits(given: _Given, block: slice, mode: int) -> Tensor:
 
 
 def _places(target: Tensor, block: slice) -> tuple[Tensor, Tensor]:
-    """Where the targets are in a block, and which are."""
+    """The targets' places in a block, and which of them are there."""
     is_there = (target >= block.start) & (target < block.stop)
     return torch.where(is_there, target - block.start, 0), is_there
 
@@ -262,8 +263,8 @@ def _weighted_sum(logits: Tensor, weight: Tensor | None, block: slice, mode: int
 
 
 def _factors(given: _Given) -> tuple[Tensor, float, Tensor | int]:
-    """Of a row's loss, (of (lse - logits[target]), of what smoothing adds, of lse in that): smoothing adds a share of
-    sum(weight · (lse - logits))."""
+    """The factors of a row's loss: (of (lse - logits[target]), of what smoothing adds, of lse in that). Smoothing adds
+    a share of sum(weight · (lse - logits))."""
     target, classes = given.target, given.classes
     of_target, share = 1 - given.label_smoothing, given.label_smoothing / classes
     if given.weight is None:
@@ -292,7 +293,7 @@ def _rows_at_once(input: Tensor, classes: int, size: int = 8) -> int:
 
 
 def _reduced(given: _Given, is_mean: bool, mode: int = 0) -> Tensor:
-    """Without gradients."""
+    """The reduced loss, where no gradients are wanted."""
     _, _, target, _, weight, ignore_index, label_smoothing = given
     if not _rows_at_once(given.input, given.classes, 4):
         loss, *_ = _forward(given, mode=mode)
@@ -308,7 +309,8 @@ def _reduced(given: _Given, is_mean: bool, mode: int = 0) -> Tensor:
 
 
 def _loss_and_gradients(given: _Given, is_mean: bool, needs: Sequence[bool], mode: int = 0) -> tuple[Tensor, ...]:
-    """In blocks of rows; more than one of float32 alone. Of float16 the gradients are float32."""
+    """The loss and its gradients, in blocks of rows: more than one of float32 alone. Gradients of float16 are
+    float32."""
     input, target = given.input, given.target
     gradients = _empty_gradients(input, given.linear_weight, needs, _dtype_until_multiplied(input))
     if input.dtype == torch.float16:
@@ -402,7 +404,8 @@ def _loss_and_logits(given: _Given, mode: int = 0) -> tuple[Tensor, Tensor]:
 def _loss_and_its_gradient(
     logits: Tensor, given: _Given, factor: Tensor | None, is_mean: bool, mode: int
 ) -> tuple[Tensor, Tensor]:
-    """Of all rows, reduced; with a factor the loss of each row, and the gradient of their sum times it."""
+    """The loss of all rows, reduced, and its gradient; with a factor the loss of each row, and the gradient of their
+    sum times it."""
     target, ops = given.target, torch.ops.tk
     if factor is None:
         settings = (given.ignore_index, given.label_smoothing, -1, mode)
@@ -425,7 +428,7 @@ def _loss_of_rows(logits: Tensor, given: _Given, mode: int) -> Tensor:
 
 
 def _gradient_of_rows(grad: Tensor, logits: Tensor, given: _Given, mode: int) -> Tensor:
-    """Of the logits, by that of each row's loss, as _loss_of_rows has it."""
+    """The gradient of the logits, by that of each row's loss, as _loss_of_rows has it."""
     _, _, target, _, weight, *numbers = given
     if weight is None:
         return torch.ops.tk.cross_entropy_rows_backward(grad, logits, target, *numbers, -1, mode)
@@ -442,7 +445,7 @@ def _of_each_row(target: Tensor, weight: Tensor | None, ignore_index: int, is_me
 
 
 def _count(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
-    """Of the rows that count, by their classes' weights."""
+    """The number of rows that count, by their classes' weights."""
     counts = target != ignore_index
     if weight is None:
         return counts.sum()
@@ -459,14 +462,15 @@ def total_of_rows(loss: Tensor, target: Tensor, weight: Tensor | None, ignore_in
 def _empty_gradients(
     input: Tensor, linear_weight: Tensor, needs: Sequence[bool], dtype: torch.dtype | None = None
 ) -> tuple[Tensor, ...]:
-    """Of input, linear_weight and linear_bias; without elements where none is needed. dtype: None for that of input."""
+    """Memory for the gradients of input, linear_weight and linear_bias; without elements where none is needed. dtype:
+    None for that of input."""
     sizes = (input.shape, linear_weight.shape, linear_weight.shape[:1])
     needed = (size if is_needed else (0,) for size, is_needed in zip(sizes, needs, strict=True))
     return tuple(input.new_empty(size, dtype=dtype) for size in needed)
 
 
 def _dtype_until_multiplied(input: Tensor) -> torch.dtype:
-    """Of gradients from the forward."""
+    """The dtype of gradients that the forward leaves."""
     return torch.float32 if input.dtype == torch.float16 else input.dtype
 
 
@@ -588,13 +592,13 @@ class _FormulaAtOnce(_SingleLevelFunction):
 
 
 def _given_back(found: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Any, ...]:
-    """For the arguments of a formula, of which the first is a keyset."""
+    """Gradients for the arguments of a formula, of which the first is a keyset."""
     of_input, of_weight, of_bias = (g if is_needed else None for g, is_needed in zip(found, needs, strict=True))
     return None, of_input, of_weight, None, of_bias, *(None,) * 5
 
 
 def _factor_of(g: Tensor, grad: Tensor) -> Tensor:
-    """Not of 0 dimensions: it would be rounded to the dtype of g."""
+    """The factor of a gradient. It has a dimension: without one it would be rounded to the dtype of g."""
     return grad.reshape((1,) * g.dim())
 
 
@@ -605,7 +609,7 @@ def _multiplied(g: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _is_batched(x: Tensor) -> bool:
-    """By torch.vmap, or by the older one that ``is_grads_batched`` has."""
+    """Whether torch.vmap batches x, or the older one that ``is_grads_batched`` has."""
     return torch._C._functorch.is_batchedtensor(x) or torch._C._functorch.is_legacy_batchedtensor(x)
 
 

@@ -135,7 +135,7 @@ def linear(
 
 
 def _linear_of_vector(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
-    """As torch does it: a weight of one row, whose column of results is dropped."""
+    """Does it as torch does: with a weight of one row, whose column of results is dropped."""
     *settings, out = settings  # type: ignore[assignment]
     if bias is not None and bias.numel() != 1:
         raise ValueError(f"tk.linear: bias is {list(bias.shape)}, must be one number, since weight is a vector")

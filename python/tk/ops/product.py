@@ -139,7 +139,7 @@ def check_rank(op: str, rank: int, **tensors: Tensor) -> None:
 
 
 def check_product(op: str, inner: Any, **operands: Tensor) -> None:
-    """Of two operands, by name. inner: the inner size of the second."""
+    """Checks two operands, by name. inner: the inner size of the second."""
     (left, a), (right, b) = operands.items()
     torch._check_value(
         a.shape[-1] == inner,
@@ -292,7 +292,7 @@ class Formula:
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float32 where x has 16 bits, so that nothing is rounded to 16 bits in between."""
+    """Makes x float32 where it has 16 bits, so that nothing is rounded to 16 bits in between."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 

@@ -77,7 +77,7 @@ def cross_entropy(
 
 
 class _Shards(NamedTuple):
-    """Where this rank's part of input lies."""
+    """This rank's part of input: where it lies."""
 
     mesh: DeviceMesh
     classes: int  # the dimension of input
@@ -273,14 +273,14 @@ def _check_ranks(x: Tensor, at: Tensor, shards: _Shards, ignore_index: int) -> N
 
 
 def _places(at: Tensor, x: Tensor, shards: _Shards) -> tuple[Tensor, Tensor]:
-    """Where the targets are among this rank's classes, 0 where they are not, and whether they are."""
+    """The targets' places among this rank's classes, 0 where they are not there, and whether they are."""
     at = at - shards.start
     is_here = (at >= 0) & (at < x.shape[1])
     return torch.where(is_here, at, 0), is_here
 
 
 def _blocks(x: Tensor) -> Iterator[slice]:
-    """Of rows; none where there is nothing to read."""
+    """Blocks of rows; none where there is nothing to read."""
     if x.numel():
         n = max(1, BLOCK_BYTES // (max(4, x.itemsize) * x.shape[1]))
         for start in range(0, x.shape[0], n):
@@ -295,7 +295,7 @@ def _reduced(x: Tensor, how: str, mesh: DeviceMesh, over: int) -> Tensor:
 
 
 def _totals(shards: _Shards) -> tuple[Placement, ...]:
-    """Of a sum over all rows."""
+    """The placements of a sum over all rows."""
     return tuple(Partial() if i in shards.over_rows else Replicate() for i in range(shards.mesh.ndim))
 
 

@@ -1,4 +1,4 @@
-"""When DTensor is told of tk's ops.
+"""Tells DTensor of tk's ops, once it is there.
 
 torch's DTensor asks each op along which dimensions it may be sharded. tk answers for its ops as soon as somebody
 imports torch.distributed.tensor, which tk itself never does.

@@ -43,7 +43,7 @@ def register_generated(name: str) -> None:
 
 
 def _of_generated(op: GeneratedOp, overload: Any, *args: Any, **kwargs: Any) -> Ways:
-    """As the kernels of these dtypes and flags allow it."""
+    """The ways that the kernels of these dtypes and flags allow."""
     given = _given(overload, args, kwargs)
     specs = {p.name: given[p.name] for p in op.tensors}
     dtypes = {name: NAMES[s.tensor_meta.dtype] for name, s in specs.items() if s is not None}
@@ -82,7 +82,7 @@ def _that_keep_what_is_written(op: GeneratedOp, specs: Mapping[str, Any], ways: 
 
 
 def _of_dims(overload: Any, dims: str | Callable[..., str], *args: Any, **kwargs: Any) -> Ways:
-    """As the op's text has it."""
+    """The ways that the op's text names."""
     given = _given(overload, args, kwargs)
     specs = {a.name: given[a.name] for a in overload._schema.arguments if "Tensor" in str(a.type)}
     shapes = {name: None if s is None else s.shape for name, s in specs.items()}

@@ -152,7 +152,7 @@ def list_of_dtypes(text: str) -> list[str]:
 
 
 def slowdown(text: str) -> float:
-    """At least 1."""
+    """Reads a slowdown, which is at least 1."""
     value = float(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value:g} is below 1: nothing is faster than the best")
@@ -160,7 +160,7 @@ def slowdown(text: str) -> float:
 
 
 def add_parser(subparsers: Any) -> None:
-    """As a subcommand of ``tk``."""
+    """Adds ``tk tune``."""
     parser = subparsers.add_parser(
         "tune",
         description=tk.tune.__doc__,

@@ -61,7 +61,7 @@ def descend(start: str, params: Mapping[str, Params], compare: Callable[[Sequenc
 
 
 def _step(found: Descent, times: Times) -> bool:
-    """To the fastest of these, if it gains enough."""
+    """Goes on to the fastest of these, if it gains enough."""
     if found.config not in times:
         raise ValueError(f"config {found.config} was chosen and cannot be timed")
     found.times.update(times)
@@ -108,7 +108,7 @@ def _with_extreme(
 
 
 def _distance(a: Params, b: Params, without: str) -> float:
-    """In all parameters but one: doublings of a number, and 8 for anything else that differs."""
+    """The distance in all parameters but one: doublings of a number, and 8 for anything else that differs."""
     total = 0.0
     for name in (a.keys() | b.keys()) - {without}:
         x, y = a.get(name, False), b.get(name, False)

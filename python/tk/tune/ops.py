@@ -85,8 +85,8 @@ def call(example: Example, args: Sequence[Any], config: int = -1) -> Any:
 
 
 def measure(example: Example, all_configs: bool = False) -> OpTimes:
-    """On the current GPU, with arguments that rotate through more memory than L2 holds. What is written in place is
-    written again with every call.
+    """Times an example on the current GPU, with arguments that rotate through more memory than L2 holds. What is
+    written in place is written again with every call.
 
     Raises ValueError where nothing is launched."""
     prepared = prepare(example)
@@ -178,7 +178,8 @@ def _adds_at_indices(call: Call) -> bool:
 
 
 def _aten(example: Example, args: Sequence[Any], exact: bool = False) -> list[Tensor]:
-    """By ATen, op by op; of lists place by place, and the results list by list, as :func:`results` has them."""
+    """The results of ATen, op by op; of lists place by place, and the results list by list, as :func:`results` has
+    them."""
     found = [interpret.aten(one, exact=exact) for one in _calls(example, args)]
     return [x for column in zip(*found, strict=True) for x in column]
 
@@ -199,9 +200,9 @@ def units_of_sum(terms: int) -> float:
 
 @dataclass(frozen=True)
 class Reference:
-    """Of one result: ATen's and the same in fp64. terms: of the last element of a scan, whose running result is carried
-    from block to block; blocks may be of a few elements, where torch's are of a whole row. is_of_atomics: it has sums
-    of 16 bits in any order, each of whose additions is rounded."""
+    """What one result is judged by: ATen's and the same in fp64. terms: of the last element of a scan, whose running
+    result is carried from block to block; blocks may be of a few elements, where torch's are of a whole row.
+    is_of_atomics: it has sums of 16 bits in any order, each of whose additions is rounded."""
 
     torchs: Tensor
     exact: Tensor

@@ -29,7 +29,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def user_file(device: int = 0) -> Path:
-    """Where this machine's measurements of a GPU are kept: ``$XDG_CACHE_HOME/tk/tuned-<gpu>-sm<arch>.json``."""
+    """The file of this machine's measurements of a GPU: ``$XDG_CACHE_HOME/tk/tuned-<gpu>-sm<arch>.json``."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     properties = torch.cuda.get_device_properties(device)
     return Path(root) / "tk" / f"tuned-{_cache.slug(properties.name)}-sm{properties.major}{properties.minor}.json"

@@ -67,7 +67,7 @@ class Drawn:
 
     @property
     def bytes(self) -> int:
-        """At 2 an element."""
+        """The bytes of its operands and result, at 2 an element."""
         return 2 * self._batch * (self.m * self.n + (self.m + self.n) * self.inner)
 
     @property
@@ -178,7 +178,7 @@ def summary(op: str, results: Sequence[Result]) -> str:
 
 
 def chosen_us(result: Result) -> float:
-    """Of the config that is predicted to be the fastest."""
+    """The time of the config that is predicted to be the fastest."""
     return min(result.measured, key=lambda m: m.predicted_us).us
 
 

@@ -22,7 +22,7 @@ def record(problem: capi.Problem | None = None) -> dict[str, str]:
 
 
 def driver_version() -> str:
-    """Of the NVIDIA driver, "580.159.04"; "unknown" where NVML does not say."""
+    """The version of the NVIDIA driver, "580.159.04"; "unknown" where NVML does not say."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

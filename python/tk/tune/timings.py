@@ -74,7 +74,7 @@ def _declared(problem: capi.Problem) -> tuple[spec.Op, expr.Problem]:
 
 
 def room(op: str) -> str:
-    """Where the kernels of an op are, below ``tk.kernels``."""
+    """The folder of an op's kernels, below ``tk.kernels``."""
     return {"int4_mm": "int4"}.get(op, op)
 
 
