@@ -1,4 +1,4 @@
-"""From a declared function to the family that the build enumerates, compiles and packs."""
+"""Makes of a declared function the family that the build enumerates, compiles and packs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Generated(OpRecord):
         return found
 
     def launches(self, parts: Sequence[tuple[Scheduled, Setting]]) -> Iterator[Launch]:
-        """Of each level what can share a launch does, with the warps of the part that has most."""
+        """The launches, in order. Of each level what can share one does, with the warps of the part that has most."""
         for level in combo.levels([one.kernel for one, _ in parts]):
             together = [parts[i] for i in level if combo.can_share(parts[i][0].kernel, parts[i][1])]
             alone = [parts[i] for i in level if not combo.can_share(parts[i][0].kernel, parts[i][1])]
@@ -166,7 +166,7 @@ class Generated(OpRecord):
 
     @cached_property
     def _fastest_layouts(self) -> dict[str, Layout]:
-        """By graph: the first layout in which it may run at all."""
+        """For each graph, the first layout in which it may run at all."""
         return {graph.label: self._fastest_layout(graph) for graph in self.graphs}
 
     def _fastest_layout(self, graph: Graph) -> Layout:
@@ -283,14 +283,15 @@ def _dimensions_read(kernel: ir.Kernel) -> int:
 
 
 def _puts_into_scratch(kernel: ir.Kernel) -> bool:
-    """Along a single axis, as what finds which element stays of several."""
+    """Whether a kernel puts into scratch memory along a single axis, as the one does that finds which of several
+    elements stays."""
     return len(kernel.axes) == 1 and any(
         v.op == "store" and v.data and kernel.buffer(v.buffer).kind == "scratch" for v in kernel.values
     )
 
 
 def _read_after(kernels: Sequence[ir.Kernel]) -> dict[str, frozenset[str]]:
-    """By kernel, the buffers that one behind it reads."""
+    """For each kernel, the buffers that one behind it reads."""
     found, read = dict[str, frozenset[str]](), frozenset[str]()
     for kernel in reversed(kernels):
         found[kernel.name] = read
@@ -301,8 +302,8 @@ def _read_after(kernels: Sequence[ir.Kernel]) -> dict[str, frozenset[str]]:
 def _settings_beside(
     kernel: ir.Kernel, own: Layout, main: ir.Kernel, layout: Layout, setting: Setting
 ) -> tuple[Beside, ...]:
-    """Of a launch beside the main one, which has `setting`: that as well where neither reduces anything, for their rows
-    are as short."""
+    """The settings of a launch beside the main one, which has `setting`: that as well where neither reduces anything,
+    for their rows are as short."""
     is_alike = not (kernel.reduced or main.reduced) and kind_of(*laid_out(main, layout)) is kind_of(
         *laid_out(kernel, own)
     )
@@ -310,9 +311,9 @@ def _settings_beside(
 
 
 def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout:
-    """Of a launch beside the main one. What adds up partial results, or puts something into scratch memory, asks
-    nothing of how many there are, unless the main one has rows as long: a multiple of 16 would keep the whole plan from
-    most calls. Scratch memory and tensors of one dimension lie as they are read, whatever runs across in the main
+    """The layout of a launch beside the main one. What adds up partial results, or puts something into scratch memory,
+    asks nothing of how many there are, unless the main one has rows as long: a multiple of 16 would keep the whole plan
+    from most calls. Scratch memory and tensors of one dimension lie as they are read, whatever runs across in the main
     one."""
     if layout.across and _dimensions_read(kernel) < 2:
         layout = GATHERED

@@ -38,7 +38,8 @@ def modulo(expr: sympy.Expr, divisor: sympy.Expr, ranges: Ranges) -> sympy.Expr:
 
 
 def _parts(expr: sympy.Expr, divisor: sympy.Expr, ranges: Ranges) -> tuple[sympy.Expr, sympy.Expr]:
-    """As :func:`_split`, but whole where that leaves a remainder below 0: its quotient would not be the hardware's."""
+    """Quotient and remainder as :func:`_split` gives them, or the whole as remainder where that would leave one below
+    0, whose quotient would not be the hardware's."""
     whole, rest = _split(expr, divisor)
     keeps = is_never_negative(rest, ranges) or not is_never_negative(expr, ranges)
     return (whole, rest) if keeps else (sympy.Integer(0), sympy.expand(expr))
@@ -107,7 +108,7 @@ def is_never_negative(expr: sympy.Expr, ranges: Ranges) -> bool:
 
 def reshape(index: Sequence[sympy.Expr], shape: Sequence[sympy.Expr], target: Sequence[sympy.Expr],
             ranges: Ranges) -> tuple[sympy.Expr, ...]:  # fmt: skip
-    """Where the element of a view, at `index` in `shape`, is in the `target` that was viewed."""
+    """The place, in the `target` that was viewed, of a view's element at `index` in `shape`."""
     found: list[sympy.Expr] = []
     for left, right in _groups(shape, target):
         sizes = [target[d] for d in right]

@@ -33,8 +33,8 @@ class Steps:
 
 
 def steps_of(kernel: Kernel) -> Steps | None:
-    """Of a kernel that reduces interleaved parts; None for others, and where anything but columns has a value for each
-    row or part."""
+    """The steps of a kernel that reduces interleaved parts; None for others, and where anything but columns has a value
+    for each row or part."""
     if len(kernel.reduced) != 1 or len(kernel.kept) < 2:
         return None
     (step,), (part, *columns) = kernel.reduced, kernel.kept

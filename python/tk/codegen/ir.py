@@ -68,7 +68,7 @@ _TORCH_DTYPES = {name: dtype for dtype, name in IR_DTYPES.items()}
 
 
 def rounded(number: float, dtype: str) -> float:
-    """As a tensor of the dtype holds it."""
+    """The number as a tensor of the dtype holds it."""
     return float(torch.tensor(number, dtype=torch.float64).to(_TORCH_DTYPES[dtype]))
 
 

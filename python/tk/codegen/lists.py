@@ -106,7 +106,7 @@ class GeneratedLists:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Of the table: the lists, those of the results last."""
+        """The table's columns: the lists, those of the results last."""
         return (*self.lists, *(f"out{i}" for i, kind in enumerate(self.results) if kind != ALL))
 
     @property

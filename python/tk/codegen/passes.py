@@ -27,7 +27,7 @@ from tk.codegen.ir import (
 
 
 def run_all(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """Of one plan. What is compared with one another is not approximated."""
+    """Runs all passes over the kernels of one plan. What is compared with one another is not approximated."""
     if any_widened(kernels):
         kernels = [round_widened(k) for k in kernels]
     exact = any_compared(kernels)
@@ -134,14 +134,14 @@ def _promoted_cast(b: Builder, v: Value, arg: int) -> int:
 
 
 def _rounded(b: Builder, arg: int, dtype: str) -> int:
-    """By way of fp32, as torch does it: also from fp64 and integers."""
+    """Rounds by way of fp32, as torch does it: also from fp64 and integers."""
     if dtype in NARROW and b.values[arg].dtype != "fp32":
         arg = b.add("cast", "fp32", arg)
     return b.add("cast", dtype, arg)
 
 
 def _rounded_to(b: Builder, arg: int, narrow: str) -> int:
-    """In the dtype that it has, and with no more digits than the narrow one."""
+    """Rounds within the dtype that it has, to no more digits than the narrow one has."""
     v = b.values[arg]
     if v.op == "constant":
         return b.add("constant", v.dtype, data=rounded(v.data, narrow))
@@ -286,8 +286,8 @@ def merge_with_one(kernel: Kernel) -> Kernel:
 
 
 def multiply_by_reciprocal(kernel: Kernel) -> Kernel:
-    """Where approximations do, a softmax multiplies by the reciprocal of the sum of exponentials, which each row has
-    once. (Another divisor may be so small that its reciprocal is infinite.)"""
+    """Lets a softmax multiply, where approximations do, by the reciprocal of the sum of exponentials, which each row
+    has once. (Another divisor may be so small that its reciprocal is infinite.)"""
 
     def is_exponentials(b: Builder, v: Value) -> bool:
         return v.op == "reduce" and v.data == "sum" and b.values[v.args[0]].op == "exp"

@@ -31,7 +31,7 @@ class Piece:
 
 
 def piece_of(kernel: Kernel, tile: Tile, layout: Layout) -> Piece | None:
-    """Of a kernel whose rows are parts of everything; None for others, and where elements may have gaps."""
+    """The piece of a kernel whose rows are parts of everything; None for others, and where elements may have gaps."""
     is_along = layout.dense and not layout.pitched and tile.reduced == "q" and not tile.batch and not tile.walk
     if not is_along or len(tile.p) != 1:
         return None
@@ -71,7 +71,7 @@ def _bounds_parts(kernel: Kernel, tile: Tile, v: Value) -> bool:
 
 
 def _row(tile: Tile) -> sympy.Expr:
-    """Of everything, by the part and the row in it."""
+    """The row of everything, by the part and the row in it."""
     return tile.p[0].symbol * tile.q[0].size + tile.q[0].symbol
 
 

@@ -261,7 +261,7 @@ def meta_text(doc: str, signature: Signature, traces: Sequence[Trace], along: Se
 
 
 def dtype_check(signature: Signature, name: str, owner: dict[str, str], by_name: Mapping[str, Tensor]) -> Constraint:
-    """Of a tensor's dtype. owner: by the variable of dtypes its first tensor, which this may become."""
+    """The check of a tensor's dtype. owner: by the variable of dtypes its first tensor, which this may become."""
     t, dtype = by_name[name], signature.tensors[name].dtype
     if dtype in owner:
         return require(t.dtype == by_name[owner[dtype]].dtype, f"{name} must have the dtype of {owner[dtype]}")

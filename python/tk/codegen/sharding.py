@@ -1,4 +1,4 @@
-"""Along which dimensions a generated op may be sharded, as its lowered graph tells.
+"""The dimensions along which a generated op may be sharded, as its lowered graph tells.
 
 A dimension may be sharded where a GPU that has a part of it computes its part of the results, or a partial one that is
 summed up over the GPUs (or of which the largest or the least is taken), by the same kernels. So every kernel must go
@@ -74,7 +74,7 @@ def _declared(spec: TensorSpec, symbol: sympy.Symbol) -> Place:
 
 
 def _letters_inside(size: Any) -> set[str]:
-    """Of an expression: of letters, or as sympy has it, which a backward's argument may have."""
+    """The letters of an expression: of letters, or as sympy has it, which a backward's argument may have."""
     if isinstance(size, sympy.Expr):
         return {s.name for s in size.free_symbols}
     return set(size.letters) if isinstance(size, Size) else set()

@@ -36,7 +36,7 @@ def _words(text: str) -> list[str]:
 
 
 def folder() -> Path:
-    """Where printed modules are kept: beside what is compiled of them."""
+    """The folder of printed modules, beside what is compiled of them."""
     return directory() / "generated"
 
 

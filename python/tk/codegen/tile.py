@@ -74,7 +74,7 @@ class Access:
 
 
 def coefficients(v: Value, axes: Sequence[Axis]) -> list[dict[int, sympy.Expr]] | None:
-    """For each axis, dimension -> factor, where every index of the access is linear in all axes; else None."""
+    """The factors of dimensions, by axis, where every index of the access is linear in all axes; else None."""
     symbols = [a.symbol for a in axes]
     found: list[dict[int, sympy.Expr]] = [{} for _ in axes]
     for d, expr in enumerate(v.index):
@@ -101,7 +101,7 @@ class LinearParts:
 
 
 def linear_parts(kernel: Kernel, tile: Tile, v: Value) -> LinearParts | None:
-    """Of a random value; None where its index does not count the tile's q one by one."""
+    """The parts of a random value's index; None where it does not count the tile's q one by one."""
     (expr,) = v.index
     if values_in(expr) or not tile.q:
         return None
@@ -173,8 +173,8 @@ def interleaved(kernel: Kernel, layout: Layout) -> Steps | None:
 
 
 def _suffix(kernel: Kernel, axes: tuple[Axis, ...], layout: Layout) -> tuple[Axis, ...]:
-    """As many of the last axes as every access takes together. Where others have strides of their own one: places along
-    them are then worked out once a row."""
+    """The longest suffix of the axes that every access takes together. Where others have strides of their own it is
+    one: places along them are then worked out once a row."""
     count = min(1, len(axes))
     while layout.merged and not layout.pitched and count < len(axes) and _run_together(kernel, axes[-count - 1 :]):
         count += 1

@@ -52,8 +52,8 @@ _CALLED: Mapping[str, str] = {"torch_nn._linear_cross_entropy": "torch.nn.functi
 
 
 def message(op: str, *others: str) -> str:
-    """For an op without a rule, by the name that graphs have for it (aten.mm). others: names of what called it, which
-    may say more."""
+    """The message for an op without a rule, by the name that graphs have for it (aten.mm). others: names of what called
+    it, which may say more."""
     op = next((called for start, called in _CALLED.items() if op.startswith(start)), op.replace("prims.", "aten."))
     hints = (_hint(name.rpartition(".")[2]) for name in (*others, op))
     return f"{op} cannot be generated: {next((h for h in hints if h), _OTHER)}"
@@ -64,8 +64,8 @@ def _hint(name: str) -> str | None:
 
 
 def of_function(func: Callable[..., Any] | OpOverload | None, op: Any) -> str:
-    """For what torch's tracer stops at. func: the function of torch's that was called, or an op; None: none of them.
-    op: the op that it came to, where torch says which."""
+    """The message for what torch's tracer stops at. func: the function of torch's that was called, or an op; None: none
+    of them. op: the op that it came to, where torch says which."""
     ops = [x._schema.name.replace("::", ".") for x in (op, func) if isinstance(x, OpOverload)]
     if func is None or isinstance(func, OpOverload):
         return message(*ops) if ops else f"torch cannot trace what is called here: {_OTHER}"

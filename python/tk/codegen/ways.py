@@ -50,7 +50,7 @@ class Graph:
 
 
 def lowered_graph(trace: Trace, name: str, names: Names) -> Graph:
-    """In every way. names: of the op's locals. Raises TraceError."""
+    """Lowers a trace in every way. names: of the op's locals. Raises TraceError."""
     making = _Making(trace, name, names)
     for way in WAYS.values():
         making.by_way[way.name] = way.lower(making)
@@ -58,7 +58,8 @@ def lowered_graph(trace: Trace, name: str, names: Names) -> Graph:
 
 
 def depends_on_order(kernel: ir.Kernel) -> bool:
-    """Of the programs: a sum of floats, and what of several elements for one place stays there."""
+    """Whether results depend on the order of programs: a sum of floats does, and which of several elements stays at one
+    place."""
     puts = [v for v in kernel.values if v.op == "store" and v.data]
     return any(v.data == "set" or (v.data == "add" and v.dtype in ir.FLOATS) for v in puts)
 
@@ -82,12 +83,12 @@ class _Making:
 
 
 def _whole(making: _Making) -> Kernels:
-    """Of IN_ORDER without what depends on the order of programs."""
+    """The graph as it is; of IN_ORDER without what depends on the order of programs."""
     return passes.run_all(lower(making.trace, making.name, deterministic=making.name in IN_ORDER))
 
 
 def _split(making: _Making) -> Kernels:
-    """With split reductions, and sorts in runs that are merged, where there are any."""
+    """The graph with split reductions, and sorts in runs that are merged, where there are any."""
     splitter = making.splitter
     made = passes.run_all(lower(making.trace, f"{making.name}_split", splitter))
     making.parts += splitter.parts
@@ -95,7 +96,7 @@ def _split(making: _Making) -> Kernels:
 
 
 def _long(making: _Making) -> Kernels:
-    """With rows split over programs: for a few long ones."""
+    """The graph with rows split over programs, for a few long ones."""
     if making.name.removesuffix("_backward") in SHORT_ROWS:
         return ()
     splitter = Splitter(making.names, rows=True)
@@ -105,8 +106,8 @@ def _long(making: _Making) -> Kernels:
 
 
 def _interleaved(making: _Making, rows: bool = False) -> Kernels:
-    """With columns split into interleaved parts, where no launch reads anything but in such parts. rows: with rows,
-    which then lie as columns do."""
+    """The graph with columns split into interleaved parts, where no launch reads anything but in such parts. rows: with
+    rows, which then lie as columns do."""
     way = "long_interleaved" if rows else "interleaved"
     splitter = Splitter(making.names, rows, interleaved=True)
     made = passes.run_all(lower(making.trace, f"{making.name}_{way}", splitter))
@@ -122,7 +123,7 @@ def _long_interleaved(making: _Making) -> Kernels:
 
 
 def _walked(making: _Making) -> Kernels:
-    """With sums over rows in the launch that has the rows."""
+    """The graph with sums over rows in the launch that has the rows."""
     whole = making.by_way["whole"]
     walker = Walker(whole, making.names)
     made = _shared(passes.run_all(lower(making.trace, f"{making.name}_walk", walker)), whole)
@@ -133,7 +134,7 @@ def _walked(making: _Making) -> Kernels:
 
 
 def _deterministic(making: _Making) -> Kernels:
-    """Without atomic sums, where the others have any."""
+    """The graph without atomic sums, where the others have any."""
     if any(map(depends_on_order, making.by_way["whole"])):
         with suppress(NotDeterministic):
             return passes.run_all(lower(making.trace, f"{making.name}_deterministic", deterministic=True))
@@ -141,8 +142,9 @@ def _deterministic(making: _Making) -> Kernels:
 
 
 def _rounded(making: _Making) -> Kernels:
-    """With sums of 16-bit floats at indices in their own dtype: for few additions a place, where a pass over all places
-    in fp32 takes longest. What is written in place may end where another tensor begins, which they would touch too."""
+    """The graph with sums of 16-bit floats at indices in their own dtype: for few additions a place, where a pass over
+    all places in fp32 takes longest. What is written in place may end where another tensor begins, which they would
+    touch too."""
     if making.trace.mutated:
         return ()
     made = passes.run_all(lower(making.trace, f"{making.name}_rounded", rounded=True))
@@ -154,7 +156,8 @@ def _adds_16(kernel: ir.Kernel) -> bool:
 
 
 def _sorted(making: _Making, way: str) -> Kernels:
-    """With its one sort `way`: by digits, in one program or in many, or narrow, of which the first few are read."""
+    """The graph with its one sort `way`: by digits, in one program or in many, or narrow, of which the first few are
+    read."""
     if not making.splitter.has_runs:
         return ()
     splitter = Splitter(making.names, sorts=way)
@@ -164,7 +167,7 @@ def _sorted(making: _Making, way: str) -> Kernels:
 
 
 def _has_one_sort(kernels: Sequence[ir.Kernel], way: str) -> bool:
-    """Of one operand, which this way sorts, and nothing else that goes along rows."""
+    """Whether they sort one operand, in this way, and nothing else goes along rows."""
     going = {(v.op, v.args) for k in kernels for v in k.values if v.op in ("sort", "scan", "reduce")}
     sorting = [k for k in kernels if along.sorts(k)]
     is_first_few = way != "narrow" or all(map(along.limits, sorting))
@@ -172,7 +175,8 @@ def _has_one_sort(kernels: Sequence[ir.Kernel], way: str) -> bool:
 
 
 def _shared(kernels: Sequence[ir.Kernel], others: Sequence[ir.Kernel]) -> Kernels:
-    """For each one of the others, where they differ in their names alone: then it is compiled once."""
+    """The kernels, each of which is one of the others where these differ in their names alone: then it is compiled
+    once."""
     return tuple(next((o for o in others if replace(o, name=k.name) == k), k) for k in kernels)
 
 
@@ -184,7 +188,7 @@ def _own_kind(graph: Graph, kind: str, of_whole: str, layout: Layout) -> str | N
 
 
 def _kind_of_whole(graph: Graph, kind: str, of_whole: str, layout: Layout) -> str | None:
-    """Of rows that are reduced the split way is as good where there is little to split."""
+    """No kind of its own for rows that are reduced: the split way is as good where there is little to split."""
     return None if kind == "inner" and graph.kernels_of("split") and layout.merged else kind
 
 
@@ -194,12 +198,12 @@ def _kind_of_split(graph: Graph, kind: str, of_whole: str, layout: Layout) -> st
 
 
 def _kind_of_long(graph: Graph, kind: str, of_whole: str, layout: Layout) -> str | None:
-    """In the layouts that take every pitch and step: what is seldom called has no more."""
+    """A kind in the layouts that take every pitch and step alone: what is seldom called has no more."""
     return None if layout not in (GATHERED, COLUMNS) else "parts" if kind == "inner" else kind
 
 
 def _kind_of_interleaved(graph: Graph, kind: str, of_whole: str, layout: Layout) -> str | None:
-    """In the layout with vectors, which is what it is for."""
+    """A kind in the layout with vectors alone, which is what it is for."""
     return kind if layout is ALIGNED else None
 
 

@@ -1,4 +1,4 @@
-"""From the lazy tensors of a graph to the kernels of one plan."""
+"""Makes the kernels of one plan of a graph's lazy tensors."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Reduction(Lazy):
 
     @property
     def sizes(self) -> Index:
-        """Of the dimensions that are reduced, those of size 1 left out."""
+        """The sizes of the dimensions that are reduced, without those of size 1."""
         assert self.operand is not None
         return tuple(self.operand.shape[d] for d in self.dims if self.operand.shape[d] != 1)
 
@@ -146,7 +146,7 @@ class Fold(Lazy):
 
     @property
     def domain(self) -> Domain:
-        """Of the launch that has the rows."""
+        """The domain of the launch that has the rows."""
         assert self.of is not None
         return Domain(self.of.sizes, tuple(s for s in self.of.shape if s != 1))
 
@@ -163,7 +163,7 @@ class Domain:
     reduced: Index
 
     def axes(self, tensors: Sequence[Lazy] = ()) -> dict[str, Axis]:
-        """With one more for the programs where one of the tensors is added up by them."""
+        """The axes, with one more for the programs where one of the tensors is added up by them."""
         kept = [Axis(f"a{i}", s) for i, s in enumerate(self.kept)]
         reduced = [Axis(f"r{i}", s, True) for i, s in enumerate(self.reduced)]
         walk = [Axis("w0", t.shape[0], walk=True) for t in tensors if isinstance(t, Fold)][:1]
@@ -283,8 +283,8 @@ class Emitter:
         return result
 
     def load(self, buffer: Buffer, index: Index) -> int:
-        """Where the masks hold. What lies whole along other axes than a mask is there everywhere, and is then not one
-        for each place of the mask."""
+        """Loads where the masks hold. What lies whole along other axes than a mask is there everywhere, and is then not
+        one for each place of the mask."""
         self.builder.buffers.setdefault(buffer.name, buffer)
         ranges, along = self.ranges, {s.name for i in index for s in i.free_symbols}
         is_whole = all(i in ranges and ix.same(ranges[i], s) for i, s in zip(index, buffer.sizes, strict=True))
@@ -293,7 +293,7 @@ class Emitter:
         return self.builder.add("load", buffer.dtype, *args, buffer=buffer.name, index=index)
 
     def store(self, buffer: Buffer, index: Index, value: int) -> None:
-        """Where the masks hold."""
+        """Stores where the masks hold."""
         self.builder.buffers.setdefault(buffer.name, buffer)
         mask = self._mask(self.masks)
         args = (self.cast(value, buffer.dtype), *(() if mask is None else (mask,)))
@@ -326,7 +326,8 @@ class Emitter:
             self.masks.pop()
 
     def reduction(self, node: Reduction, index: Index) -> int:
-        """In this kernel where it stands at the kernel's own place, else what was stored."""
+        """Works a reduction out in this kernel where it stands at the kernel's own place, else reads what was
+        stored."""
         if self.splitter is not None and (other := self.splitter.of(node)) is not None:
             return self.read(other, index)
         if self._is_elsewhere(node):
@@ -345,7 +346,7 @@ class Emitter:
         return self.stored_value(node, index)
 
     def scan(self, node: Scan, index: Index) -> int:
-        """In this kernel where it is read at the kernel's own place, else what was stored."""
+        """Works a scan out in this kernel where it is read at the kernel's own place, else reads what was stored."""
         if self._is_elsewhere(node) or (self.storing is not node and (node.is_unfinished or self._stores_runs)):
             return self.stored_value(node, index)
         reduced = [a for a in self.builder.axes.values() if a.reduced]
@@ -388,7 +389,7 @@ class Emitter:
         return self.builder.add("search", "i64", value, buffer=buffer.name, index=index, data=right)
 
     def fold(self, node: Fold, index: Index) -> int:
-        """In a kernel whose programs walk, else what was stored."""
+        """Adds up in a kernel whose programs walk, else reads what was stored."""
         axes = self.builder.axes.values()
         walk, reduced = next((a for a in axes if a.walk), None), [a.symbol for a in axes if a.reduced]
         if walk is None or index[0] != walk.symbol or [i for i in index[1:] if i != 0] != reduced:

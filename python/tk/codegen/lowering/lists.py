@@ -64,7 +64,7 @@ def _apart(kernel: ir.Kernel, per_place: frozenset[str]) -> list[ir.Kernel]:
 
 
 def _with(kernel: ir.Kernel, stores: Sequence[int], name: str, axes: tuple[ir.Axis, ...]) -> ir.Kernel:
-    """Of the kernel's stores these alone, and what they store."""
+    """The kernel with these of its stores alone, and what they store."""
     needed = set(stores)
     for v in reversed(kernel.values):
         if v.number in needed:

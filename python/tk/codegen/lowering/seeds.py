@@ -116,7 +116,7 @@ def kernels(name: str, seeds: Sequence[Seed], splitter: Substitution | None = No
 
 
 def _kernels(name: str, seeds: Sequence[Seed], how: Replaced) -> tuple[list[Kernel], list[dict[int, Node]]]:
-    """And for each what it works out itself, by value."""
+    """The kernels, and for each what it works out itself, by value."""
     everything, stored = _with_scratch(seeds, how)
     groups = _group(everything, how, stored)
     found, made = [], []
@@ -219,7 +219,8 @@ def _place(seed: Seed, how: Replaced) -> None:
 
 
 def _place_alone(seed: Seed, dims: Sequence[int], how: Replaced) -> None:
-    """At its own dimensions: a put is of every element of its kernel's axes, and nothing may come too late."""
+    """Gives a seed a kernel of its own dimensions: a put is of every element of its kernel's axes, and nothing may come
+    too late."""
     seed.domain = Domain(tuple(seed.tensor.shape[d] for d in dims), ())
     seed.layout = tuple(f"a{dims.index(d)}" if d in dims else None for d in range(len(seed.tensor.shape)))
     probe = how.emitter(seed.domain.axes())
@@ -349,8 +350,8 @@ def _loads(emitter: Emitter) -> list[Value]:
 def _stored_there(
     seed: Seed, mine: Value, other: Value, axes: Mapping[str, Axis], splitter: Substitution | None
 ) -> tuple[Index, int | None] | None:
-    """Where a launch that reads an element as `other` stores that of the seed that is worked out of it, and the
-    dimension that is cut into parts; None where it does not come to each of them once."""
+    """The place at which a launch that reads an element as `other` stores that of the seed that is worked out of it,
+    and the dimension that is cut into parts; None where it does not come to each of them once."""
     place: list[sympy.Expr] = []
     limited, left = None, {a.name for a in axes.values() if not a.walk}
     for d, (name, size) in enumerate(zip(seed.layout, seed.tensor.shape, strict=True)):

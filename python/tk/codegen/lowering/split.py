@@ -45,7 +45,7 @@ class Parts:
         return sympy.Symbol(f"of_{self.name}", integer=True, positive=True)
 
     def place(self, part: sympy.Expr, within: sympy.Expr) -> sympy.Expr:
-        """Along what is cut."""
+        """The place along what is cut."""
         return within * self.symbol + part if self.interleaved else part * self.chunk + within
 
 
@@ -93,7 +93,7 @@ class Splitter:
         return self._keep(reduction(node.kind, partial, [0], node.dtype))
 
     def _place(self, node: Reduction, pieces: Lazy, dims: Sequence[int], parts: Parts) -> Lazy:
-        """Where the extreme is: of each part the extreme and its place, then the first part that has it. What lies
+        """The place of the extreme: of each part the extreme and its place, then the first part that has it. What lies
         past the end comes after all that is as small."""
         extremes = self._keep(reduction(node.kind.removeprefix("arg"), pieces, dims, pieces.dtype))
         places = self._keep(reduction(node.kind, pieces, dims, node.dtype))

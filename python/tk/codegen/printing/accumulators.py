@@ -20,7 +20,7 @@ class Accumulator(Protocol):
 
 
 def _shape(body: Body, operand: Value, of_q: str = "") -> str:
-    """Of what is added up over the reduced dimension."""
+    """The shape of what is added up over the reduced dimension."""
     assert body.reduced_dim is not None
     return body.shape_of({*body.dims_of(operand), body.reduced_dim}, of_q)
 
@@ -114,7 +114,8 @@ class Online:
 
 @dataclass
 class Position:
-    """Of every lane the extreme so far and where it was. Positions rise, so that an equal one never takes its place."""
+    """Keeps, for every lane, the extreme so far and where it was. Positions rise, so that an equal one never takes its
+    place."""
 
     body: Body
     v: Value

@@ -189,7 +189,7 @@ class Body:
 
     @property
     def keep_dims(self) -> str:
-        """For what reduces a block: the result has its dimensions."""
+        """The argument with which the result of what reduces a block has the block's dimensions."""
         return "" if len(self.shape_names) == 1 else ", keep_dims=True"
 
     @property
@@ -218,7 +218,7 @@ class Body:
         return self.of_segment("q_mask") if n == "q" else f"{n}_mask"
 
     def variable(self, number: int, prefix: str = "v") -> str:
-        """Of a value. prefix: of what is worked out on its way."""
+        """The variable of a value. prefix: of what is worked out on its way."""
         return self.of_segment(f"{prefix}{number}") if number in self.along_q else f"{prefix}{number}"
 
     def name(self, number: int) -> str:
@@ -384,7 +384,8 @@ class Body:
         return f"device.search({self.pointer(v)}, {mask}, {step}, {count}, {self.name(v.args[0])}, {v.data})"
 
     def _operands(self, v: Value) -> list[str]:
-        """Beside a tensor, a Python number does for a constant where Triton gives it that tensor's dtype."""
+        """The operands. Beside a tensor, a Python number does for a constant where Triton gives it that tensor's
+        dtype."""
         constants = [self.kernel.value(a).op == "constant" for a in v.args]
         may_be_plain = v.op in _INFIX and not all(constants[-2:])
         plain = {a: literal(self.kernel.value(a).data, self.kernel.value(a).dtype)
@@ -432,7 +433,7 @@ class Body:
         return f"{self.place('q')}.to(tl.int64) * {access.q_step}" if access.q_step else self.place("q")
 
     def row_text(self, v: Value) -> str:
-        """Where the rows of an access begin."""
+        """The text of where the rows of an access begin."""
         access = self.accesses[v.number]
         return " + ".join([*access.base, *([access.p] if access.p else [])]) or "0"
 
@@ -442,7 +443,8 @@ class Body:
         return not access.elementwise and access.q_step == "" and self.index_dims(v) == {"p", "q"}
 
     def mask_text(self, v: Value) -> str:
-        """Of the block's ends, what the load or store itself is guarded by, and the bounds of its indices."""
+        """The mask of the block's ends, of what the load or store itself is guarded by, and of the bounds of its
+        indices."""
         within = [bounds.name(v)] if bounds.tested(self.kernel, v) else []
         return " & ".join([*self._guards(v, self.index_dims(v) | self._mask_dims(v)), *within])
 
@@ -456,7 +458,8 @@ class Body:
         return [*parts, *(self.name(a) for a in (v.args if v.op == "load" else v.args[1:]))]
 
     def _is_realigned(self, v: Value) -> bool:
-        """Of a realigned row, whole vectors; what is guarded by a mask of its own goes element by element."""
+        """Whether an access is of a realigned row's whole vectors; what is guarded by a mask of its own goes element by
+        element."""
         return self.accesses[v.number].realigned and len(v.args) == (v.op == "store")
 
     def mask(self, v: Value) -> str:
@@ -472,9 +475,9 @@ class Body:
         return f", mask={mask}{other}" if mask else ""
 
     def _hint(self, v: Value) -> str:
-        """In a loop: what is read once leaves the caches first, so that what a later loop reads again stays. (Without a
-        loop the hints cost up to 5 %.) Nothing is known of what is read at two indices, or at one that is itself read.
-        """
+        """The hint of a load in a loop: what is read once leaves the caches first, so that what a later loop reads
+        again stays. (Without a loop the hints cost up to 5 %.) Nothing is known of what is read at two indices, or at
+        one that is itself read."""
         dims = self.index_dims(v)
         reads = {other.index for other in self.kernel.values if other.op == "load" and other.buffer == v.buffer}
         if hint := self.level_hints[dims != frozenset(self.names)]:
@@ -500,7 +503,8 @@ class Body:
         return parts, parts.rest if parts else v.index[0]
 
     def _random(self, v: Value) -> str:
-        """Where the elements of a tile's rows follow each other they share Philox blocks; else each has its own."""
+        """Random numbers. Where the elements of a tile's rows follow each other they share Philox blocks; else each has
+        its own."""
         seed, offset = (self.name(a) for a in v.args)
         parts, rest = self._random_place(v)
         head = [offset] if rest == 0 else [offset, self.text(rest)]
@@ -528,7 +532,7 @@ class Body:
         return [self.count("row", x) if x == parts.row else self.text(x) for x in found if x != 0]
 
     def _start_of_block(self) -> list[str]:
-        """Where in its row a block begins, if not with it."""
+        """The lines that say where in its row a block begins, if not with it."""
         if self.segment:
             return [f"{self.segment} * BLOCK_Q"]
         if self.reduced_dim != "q":

@@ -23,7 +23,7 @@ def tested(kernel: Kernel, v: Value) -> list[int]:
 
 
 def name(v: Value) -> str:
-    """Of the lanes of an access whose indices are within bounds."""
+    """The name of the mask of an access's lanes whose indices are within bounds."""
     return f"inside{v.number}"
 
 

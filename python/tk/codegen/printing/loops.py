@@ -201,7 +201,7 @@ class LoopPrinter:
                     a.step()
 
     def _shift(self, piece: Piece) -> None:
-        """Of the first element behind 16 bytes, and where a program's part begins."""
+        """Prints how far the first element lies behind 16 bytes, and where a program's part begins."""
         body, (name,) = self.body, piece.buffers
         load = next(v for v in body.kernel.accesses if v.buffer == name)
         size = ITEMSIZE[body.kernel.buffer(name).dtype]

@@ -107,7 +107,7 @@ class FunctionPrinter:
 
 
 class ScanFunctionPrinter(FunctionPrinter):
-    """Of scans along rows."""
+    """Prints scans along rows."""
 
     def ticket(self) -> str:
         """A program that waits for those before it must not have started before them."""

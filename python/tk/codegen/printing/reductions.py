@@ -75,7 +75,7 @@ class BlockReductions:
         body.out(f"v{v.number} = {combined(body, v.data, inside)}")
 
     def _variance(self, v: Value, x: str) -> None:
-        """In two passes over the block."""
+        """Prints a variance in two passes over the block."""
         body, n, mask = self.body, v.args[0], self.body.reduced_mask
         zero = identity("sum", body.kernel.value(n).dtype)
 

@@ -66,7 +66,7 @@ class ScanPrinter:
             self._start_plain_carry(v) if self.is_plain(v) else self._start_carries(v)
 
     def in_loop(self, v: Value) -> None:
-        """After what the blocks before it carry over. Nothing does in the first."""
+        """Prints a scan after what the blocks before it carry over. Nothing does in the first."""
         if self.is_plain(v):
             self._plain(v, f"carry{v.number}")
             return
@@ -83,7 +83,7 @@ class ScanPrinter:
         self.out(f"carry{v.number} = tl.zeros({self._carry_shape(v)}, {TL_DTYPES[v.dtype]}) + {nothing}")
 
     def _plain(self, v: Value, carry: str) -> None:
-        """Of this block, and after what the blocks before it carry over."""
+        """Prints the scan of this block, and after what the blocks before it carry over."""
         body, x, kind = self.body, f"x{v.number}", v.data.kind
         sign = "+" if kind == "sum" else "*"
         inside = f"tl.where({body.reduced_mask}, {body.name(v.args[0])}, {identity(kind, v.dtype)})"
@@ -94,7 +94,7 @@ class ScanPrinter:
             self.out(f"{carry} = {carry} {sign} {combined(body, kind, x)}")
 
     def _carry_shape(self, v: Value) -> str:
-        """Of what has one value a row."""
+        """The shape of what has one value a row."""
         assert self.body.reduced_dim is not None
         kept = self.body.dims_of(v) - {self.body.reduced_dim}
         return self.body.shape_of(kept) if len(self.body.names) > 1 else "[]"
@@ -126,7 +126,7 @@ class ScanPrinter:
         self._result(v)
 
     def _end(self, v: Value) -> str:
-        """Where in a block the scan of all of it stands."""
+        """The lane of a block at which the scan of all of it stands."""
         return "first" if is_backwards(v) else "last"
 
     def _after(self, v: Value, before: str, is_first: str, scanned: list[str] | None = None) -> list[str]:

@@ -82,7 +82,7 @@ class SegmentPrinter:
         self.repeat(lambda: body.single_axes("q"))
 
     def flat_vectors(self) -> None:
-        """Of elements that run together: whole vectors. The up to seven behind them are the first program's."""
+        """Prints elements that run together, in whole vectors. The up to seven behind them are the first program's."""
         self.out(f"inner = q_size // {VECTOR} * {VECTOR}")
         self.out(f"q_0 = start_q + {self.body.offsets('q')}")
         self.out("q_mask_0 = q_0 < inner")
@@ -96,7 +96,8 @@ class SegmentPrinter:
     # --- Values and reductions ---
 
     def print(self) -> None:
-        """As at once, with what varies along the row once for every segment, and reductions over all of them."""
+        """Prints a row as if it were read at once, with what varies along it once for every segment, and reductions
+        over all of them."""
         if not self.body.reduced_dim:
             self._flat()
             return

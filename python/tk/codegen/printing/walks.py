@@ -82,7 +82,7 @@ class WalkPrinter:
                 self._for_fold(v, self._added)
 
     def _reading_again(self) -> None:
-        """For every generation of reductions, and for what is stored and added up, what it needs is loaded anew."""
+        """Prints a walk that loads anew what each generation of reductions, and what is stored and added up, needs."""
         body, kernel, in_loop = self.body, self.body.kernel, self.in_loop
         depth, varying = depths(kernel, {}), body.along_q & in_loop
         last = max(depth[n] for n in in_loop)

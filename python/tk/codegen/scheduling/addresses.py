@@ -63,7 +63,7 @@ class Addresses:
     # --- Addresses ---
 
     def access(self, v: ir.Value) -> Access:
-        """Where a load, store or search finds its elements; with what that takes for granted."""
+        """The place of a load's, store's or search's elements, with what that takes for granted."""
         buffer = self.kernel.buffer(v.buffer)
         is_opened = not (self.layout.pitched and buffer.leading)
         if self.layout.merged and is_opened and v.op != "search":
@@ -160,7 +160,7 @@ class Addresses:
         return is_new and bool(axes) and of[axes[-1].name] == {len(v.index) - 1: sympy.Integer(1)}
 
     def _realigned_access(self, buffer: ir.Buffer, v: ir.Value, p: Expr) -> Access:
-        """From the 16 bytes in which a row begins: in every buffer as far before the row."""
+        """An access from the 16 bytes in which a row begins: in every buffer as far before the row."""
         self.require(self._constant(buffer, v, True) % self.realigned == 0, f"{buffer.name} from its first row on")
         text = self._product(buffer, "step_p", "p", p, 1)
         if self.row is None:
@@ -172,8 +172,8 @@ class Addresses:
         return Access(False, (base,) if base else (), in_vectors, q_step="", realigned=True)
 
     def _constant(self, buffer: ir.Buffer, v: ir.Value, is_unit: bool) -> Expr:
-        """Where every axis is 0. is_unit: of the last dimension the step is taken to be 1. Of one of size 1 it is then
-        1 here as well, whatever the tensor's is: ``q - 1`` is to be its only element where q is 1."""
+        """The place where every axis is 0. is_unit: of the last dimension the step is taken to be 1. Of one of size 1
+        it is then 1 here as well, whatever the tensor's is: ``q - 1`` is to be its only element where q is 1."""
         zero = {a.symbol: sympy.Integer(0) for a in self.kernel.axes}
         total: Expr = as_expr(0)
         for d, e in enumerate(v.index):

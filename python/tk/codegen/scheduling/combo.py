@@ -42,7 +42,7 @@ class Printed:
 
 
 def launch(parts: Sequence[Printed]) -> Launch:
-    """Of one or more. Those behind the first were printed to be."""
+    """The launch of one part or more. Those behind the first were printed to be."""
     head = parts[0]
     if len(parts) == 1:
         name, args, text = head.name, dict(head.args), head.with_params(list(head.args))

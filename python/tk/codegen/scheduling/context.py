@@ -59,7 +59,7 @@ class Context:
         return (0, 1, 2) if d == 0 else (d + 2,)
 
     def stride(self, buffer: ir.Buffer, d: int) -> Expr:
-        """Of the last dimension that the traced one stands for."""
+        """The stride of the last dimension that the traced one stands for."""
         if buffer.name in self.scratch:
             return self.expr(ix.product(buffer.sizes[d + 1 :]))
         return self.tensors[buffer.name].stride(self.dims(buffer, d)[-1])

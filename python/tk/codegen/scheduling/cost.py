@@ -63,9 +63,10 @@ DIGIT_PASS: Mapping[str, tuple[int, int]] = {"i32": (2_000_000, 45_000), "i64": 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one launch. read, written: accesses of the buffers that have a value for every element, those that are read
-    would be again by a loop. computed: instructions for an element. accesses, columns: loads and stores along rows;
-    those of them that have one value a column are the latter. passes: how often a loop goes over what is reduced."""
+    """What one launch does. read, written: accesses of the buffers that have a value for every element, those that are
+    read would be again by a loop. computed: instructions for an element. accesses, columns: loads and stores along
+    rows; those of them that have one value a column are the latter. passes: how often a loop goes over what is
+    reduced."""
 
     read: tuple[ir.Value, ...]
     written: tuple[ir.Value, ...]
@@ -78,7 +79,8 @@ class Work:
 
 @dataclass
 class Cost:
-    """Of a launch. Only the order of two settings counts: `tools/time_settings.py judge` says how far off it is."""
+    """The cost of a launch. Only the order of two settings counts: `tools/time_settings.py judge` says how far off it
+    is."""
 
     kernel: ir.Kernel
     tile: Tile
@@ -155,7 +157,7 @@ class Cost:
         return max(1, MOST_WARPS // setting.warps)
 
     def waits(self, setting: Setting) -> int:
-        """For the loads of a block."""
+        """What a block waits for its loads."""
         return BLOCK if self._in_vectors(setting) else BLOCK * 3 // 2
 
     def _is_by_thread(self, setting: Setting) -> bool:
@@ -170,7 +172,7 @@ class Cost:
         return is_row and piece_of(self.kernel, self.tile, self.layout) is not None
 
     def instructions(self, setting: Setting) -> int:
-        """For each element of a block: what is computed, and what loads and stores take."""
+        """Instructions for each element of a block: what is computed, and what loads and stores take."""
         access = of_column = 2 if self.layout.aligned else STRIDED
         if self.layout.merged and not self.layout.aligned:
             is_single = setting.vectors or (setting.p == 1 and not self.layout.dense)
@@ -245,7 +247,7 @@ class Cost:
         return {a.name: self.context.step(buffer, of) for a, of in zip(self.kernel.axes, factors, strict=True)}
 
     def _bytes(self, accesses: Sequence[ir.Value], setting: Setting) -> Expr:
-        """Of memory that is moved for an element."""
+        """The bytes of memory that are moved for an element."""
         total = as_expr(0)
         for v in accesses:
             total = total + self._bytes_of(v, setting)
@@ -282,9 +284,9 @@ class Cost:
         return as_expr(AFTER if self.tile.reduced is None else AFTER_REDUCED)
 
     def _edge_instructions(self, setting: Setting) -> int:
-        """Of all threads, each of which has an element of a row's edges, whether there is one or not, and more if the
-        block's rows have more. Of elements that run together one program has edges; the others ask whether they are
-        it."""
+        """Instructions of all threads, each of which has an element of a row's edges, whether there is one or not, and
+        more if the block's rows have more. Of elements that run together one program has edges; the others ask whether
+        they are it."""
         if self.tile.reduced is None:
             return 32 * setting.warps
         work = self.work
@@ -293,7 +295,7 @@ class Cost:
 
     @cached_property
     def work(self) -> Work:
-        """Of the values and buffers at every element of the tile: a bias or a row's sum hardly counts."""
+        """The work with the values and buffers at every element of the tile: a bias or a row's sum hardly counts."""
         dims = [{a.name for a in axes} for axes in (self.tile.p, self.tile.q) if axes]
         read: dict[str, ir.Value] = {}
         written: dict[str, ir.Value] = {}
@@ -314,7 +316,7 @@ class Cost:
 
 
 class SearchCost(Cost):
-    """Of a dozen steps, each of which reads from somewhere else. It is not known how many there are."""
+    """The cost of a dozen steps, each of which reads from somewhere else. It is not known how many there are."""
 
     def instructions(self, setting: Setting) -> int:
         return super().instructions(setting) + SEARCHED
@@ -387,18 +389,18 @@ class ScanCost(Cost):
 
 
 class OuterScanCost(ScanCost):
-    """Along columns, each of which is one thread's."""
+    """The cost of a scan along columns, each of which is one thread's."""
 
     def is_of_threads(self, setting: Setting) -> bool:
         return True
 
 
 class SortCost(Cost):
-    """In a block, by exchanges."""
+    """The cost of a sort in a block, by exchanges."""
 
     @property
     def dtype(self) -> str:
-        """Of the numbers that are sorted."""
+        """The dtype of the numbers that are sorted."""
         return along.sorts(self.kernel)[0].dtype
 
     def instructions(self, setting: Setting) -> int:
@@ -413,7 +415,7 @@ class RunsCost(SortCost):
 
 
 class RadixCost(SortCost):
-    """By launches of their own: three for each digit."""
+    """The cost of a sort by launches of their own: three for each digit."""
 
     def instructions(self, setting: Setting) -> int:
         return super(SortCost, self).instructions(setting)
@@ -426,13 +428,13 @@ class RadixCost(SortCost):
 
 
 class DigitsCost(SortCost):
-    """By a launch of its own, beside one that writes the numbers."""
+    """The cost of a sort by a launch of its own, beside one that writes the numbers."""
 
     def instructions(self, setting: Setting) -> int:
         return super(SortCost, self).instructions(setting)
 
     def more(self, setting: Setting, elements: Expr, programs: Expr) -> Expr:
-        """Of the launch that sorts by digits: its passes, and what it reads and writes."""
+        """The cost of the launch that sorts by digits: its passes, and what it reads and writes."""
         size, (of_pass, of_warp) = ITEMSIZE[self.dtype], DIGIT_PASS[self.dtype]
         resident = 32 // setting.warps
         rows = maximum(elements // maximum(self.sizes["q"], 1), device.sm_count * resident // 3)

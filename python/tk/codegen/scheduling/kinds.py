@@ -57,7 +57,7 @@ class Walk(Scheduled):
             self.require(self.sizes["q"] > LONGEST_AS_COLUMNS, f"rows of more than {LONGEST_AS_COLUMNS} elements")
 
     def require_vectors(self, setting: Setting) -> None:
-        """Also the rows that one program walks begin alike."""
+        """Requires vectors, and that the rows which one program walks begin alike."""
         super().require_vectors(setting)
         programs = self.programs(setting)
         is_alike = (programs * setting.p % VECTOR == 0) | (programs * setting.p >= self.sizes["p"])
@@ -65,7 +65,7 @@ class Walk(Scheduled):
 
 
 class Scan(Scheduled):
-    """Along rows, which programs may share."""
+    """A scan along rows, which programs may share."""
 
     printer = ScanFunctionPrinter
     cost_model = ScanCost
@@ -79,7 +79,7 @@ class Scan(Scheduled):
         return [Launch(device.clear, args, (ceil_div(flags.value, 1024), 1, 1)), main]
 
     def scratch_args(self, setting: Setting) -> dict[str, Arg]:
-        """Of a scan over programs: flags, and values for blocks and windows."""
+        """The scratch of a scan over programs: flags, and values for blocks and windows."""
         found: dict[str, Arg] = {}
         if not setting.spread:
             return found
@@ -94,13 +94,13 @@ class Scan(Scheduled):
 
 
 class OuterScan(Scheduled):
-    """Of columns: a thread has neighbours along one, and no other thread any of it."""
+    """A scan of columns: a thread has neighbours along one, and no other thread any of it."""
 
     cost_model = OuterScanCost
 
 
 class Search(Scheduled):
-    """Of a place for each element."""
+    """A search for a place for each element."""
 
     cost_model = SearchCost
 
@@ -173,13 +173,14 @@ class Radix(Sort):
 
     @property
     def bits(self) -> int:
-        """Of a key."""
+        """The bits of a key."""
         (v,) = along.sorts(self.kernel)
         assert isinstance(v.data, ir.Sorted)
         return v.data.radix
 
     def sorted_from(self, b: ir.Buffer) -> Expr:
-        """So that the last digit's pass ends where the last merge of as long rows does."""
+        """The half that is sorted from, so that the last digit's pass ends where the last merge of as long rows
+        does."""
         n = self.context.expr(b.sizes[-1])
         size = half(self.context.expr(ix.product(b.sizes)), b.dtype)
         return (sorts.passes(n) + sorts.digit_passes(self.bits)) % 2 * size
@@ -343,8 +344,8 @@ class Beside:
 
 
 def secondary_settings(kernel: ir.Kernel, layout: Layout, main: ir.Kernel) -> tuple[Beside, ...]:
-    """Of a launch beside `main`, which a config is about: one that takes as many sizes as it can, behind those for
-    fewer elements; none where it has none. Of all a call takes one."""
+    """The settings of a launch beside `main`, which a config is about: one that takes as many sizes as it can, behind
+    those for fewer elements; none where it has none. Of all a call takes one."""
     kernel, tile = laid_out(kernel, layout)
     kind = kind_of(kernel, tile)
     if kind.beside:

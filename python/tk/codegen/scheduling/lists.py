@@ -112,7 +112,7 @@ class ListLaunch:
         return f".to(tl.pointer_type({TL_DTYPES[dtype]}))"
 
     def _pointers(self, place: str, mask: str) -> list[str]:
-        """Of all buffers, at a place, or at a lane's."""
+        """The pointers of all buffers, at a place, or at a lane's."""
         return [line for b in self.kernel.buffers for line in self._pointer(b, place, mask)]
 
     def _pointer(self, b: ir.Buffer, place: str, mask: str) -> list[str]:
@@ -327,7 +327,8 @@ class _ListBody(Body):
         return f"ptr_{v.buffer}{self.at if self._is_per_element(v) else ''}"
 
     def mask(self, v: ir.Value) -> str:
-        """Behind a chunk's end there is 1: a division by 0 in fp32, and a root of it, is a call of 100 instructions."""
+        """The mask of an access. Behind a chunk's end there is 1: a division by 0 in fp32, and a root of it, is a call
+        of 100 instructions."""
         guard = self._guard_of(v)
         return f"{guard}, other=1" if guard and self.at and v.op == "load" else guard
 

@@ -58,7 +58,7 @@ class Scheduled(Addresses):
         return setting.looped and self.tile.reduced is not None
 
     def piece(self, setting: Setting) -> Piece | None:
-        """Where a program has a part of everything."""
+        """The piece of a setting in which a program has a part of everything."""
         is_row = self.is_looped(setting) and setting.p == 1
         return piece_of(self.kernel, self.tile, self.layout) if is_row else None
 
@@ -113,7 +113,7 @@ class Scheduled(Addresses):
         return total
 
     def programs_spread(self, setting: Setting) -> Expr:
-        """Where each block of a row has a program of its own."""
+        """The number of programs where each block of a row has one of its own."""
         return self.extent(self.tile.p) * ceil_div(self.extent(self.tile.q) + max(self.realigned - 1, 0), setting.q)
 
     def scratch_args(self, setting: Setting) -> dict[str, Arg]:
@@ -146,7 +146,7 @@ class Scheduled(Addresses):
     # --- What is taken for granted ---
 
     def _require_layout(self, setting: Setting) -> None:
-        """Of strides and sizes, in this layout."""
+        """Requires of strides and sizes what this layout takes for granted."""
         p_size, q_size = self.sizes["p"], self.sizes["q"]
         if setting.realigned:
             self.require(q_size > 0 if self.row else False, "something to read in rows")
@@ -162,8 +162,8 @@ class Scheduled(Addresses):
             self.require(q_size % multiple == 0, f"rows of a multiple of {multiple} elements")
 
     def _require_few_additions(self) -> None:
-        """Of 16 bits, of which each is rounded. Elements are added to in pairs (device.add_16): of all of them the last
-        has its other half as well."""
+        """Requires few additions of 16 bits, of which each is rounded. Elements are added to in pairs (device.add_16):
+        of all of them the last has its other half as well."""
         for v in self.kernel.values:
             if v.op == "store" and v.data == "add" and v.dtype in ir.ROUNDED_SUMS:
                 places = self.context.expr(ix.product(self.kernel.buffer(v.buffer).sizes))
@@ -250,10 +250,10 @@ class Scheduled(Addresses):
         return Pointer(t, b.dtype, aligned)
 
     def sorted_from(self, b: ir.Buffer) -> Expr:
-        """Where the half of a sort's buffer begins that what sorts it reads first."""
+        """The begin of the half of a sort's buffer that what sorts it reads first."""
         return as_expr(0)
 
     def sorted_into(self, b: ir.Buffer) -> Expr:
-        """Where the half begins that the last merge has written, or that another sort has left its result in."""
+        """The begin of the half that the last merge has written, or that another sort has left its result in."""
         size = half(self.context.expr(ix.product(b.sizes)), b.dtype)
         return sorts.passes(self.context.expr(b.sizes[-1])) % 2 * size

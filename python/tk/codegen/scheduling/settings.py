@@ -320,7 +320,7 @@ def kept(method: Callable[..., T]) -> Callable[..., T]:
 
 @contextmanager
 def replaced(table: Table) -> Iterator[None]:
-    """With other settings: to time what is not in the table."""
+    """Puts other settings in the table's place, to time what is not in it."""
     global _table
     before, _table = _table, table
     try:

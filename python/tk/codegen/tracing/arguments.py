@@ -117,8 +117,8 @@ def _is_always_legal(x: torch.Tensor, shape: Sequence[Any]) -> bool:
 
 
 def orders(signature: Signature) -> list[Sequence[str]]:
-    """Of the letters, from the smallest to the largest: a function may ask that one size is no larger than another.
-    Those of indices are small, as they lie within what they index."""
+    """Orders of the letters, from the smallest to the largest: a function may ask that one size is no larger than
+    another. Those of indices are small, as they lie within what they index."""
     letters = signature.letters
     indices = {name: t for name, t in signature.tensors.items() if _may_index(t, signature)}
     of_indices = Signature({**indices}, signature.variables).letters

@@ -35,8 +35,8 @@ def backward_traces(
 
 
 def _declared_alike(traces: Sequence[Trace], forward: Signature, name: str) -> list[Trace]:
-    """With one signature for all. The dtype of a result and of its gradient, which each trace has by name, is that of a
-    variable, the same for all, or one of its own: a result of ``x.float()`` is fp32 whatever x is."""
+    """The traces with one signature for all. The dtype of a result and of its gradient, which each trace has by name,
+    is that of a variable, the same for all, or one of its own: a result of ``x.float()`` is fp32 whatever x is."""
     specs, variables = dict(traces[0].signature.params), dict(traces[0].signature.variables)
     own: list[dict[str, str]] = [{} for _ in traces]
     for grad in [n for n in specs if n not in forward.params]:

@@ -79,7 +79,7 @@ def associative_scan(
 
 @contextmanager
 def replaced(fn: Callable[..., Any]) -> Iterator[None]:
-    """While it is traced, `fn` finds :func:`associative_scan` where it would find torch's."""
+    """Lets `fn`, while it is traced, find :func:`associative_scan` where it would find torch's."""
     theirs = _package
     with ExitStack() as stack:
         for owner in (torch, torch._higher_order_ops):

@@ -1,4 +1,4 @@
-"""From the graph of ATen ops as called to the core one: functional, and taken apart into what has a rule."""
+"""Makes of the graph of ATen ops as called the core one: functional, and taken apart into what has a rule."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class _Tagging(fx.Interpreter):
 
 @cache
 def _out_of_place(op: OpOverload) -> OpOverload | None:
-    """Of a pointwise op that writes its first argument the one that leaves it as it is."""
+    """The op that leaves its first argument as it is, of a pointwise one that writes it."""
     name = op._schema.name.removeprefix("aten::")
     packet = getattr(aten, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
     overloads = [getattr(packet, n) for n in packet.overloads()] if packet else []

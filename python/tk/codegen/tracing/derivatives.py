@@ -81,7 +81,7 @@ def _run(trace: Trace, values: Mapping[str, Any]) -> list[Tensor]:
 
 
 def _vjp(outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
-    """Of outputs that may be constant."""
+    """The product of gradients with the Jacobian of outputs, which may be constant."""
     pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if y.requires_grad]
     if not pairs:
         return [torch.zeros_like(x) for x in inputs]

@@ -56,7 +56,7 @@ def refused(fn: Callable[..., Any]) -> Iterator[None]:
 
 
 def changed(fn: Callable[..., Any], x: torch.Tensor, line: int | None) -> TraceError:
-    """Of a call at this line that writes into a tensor which is not among the function's arguments."""
+    """The error of a call at this line that writes into a tensor which is not among the function's arguments."""
     fn = inspect.unwrap(fn)
     names = [name for name, reached in _reached(fn).items() if reached is x] if isinstance(fn, FunctionType) else []
     return _error(fn, line, f"changes {(*names, 'a tensor')[0]}, which is not its own: return what should change")
@@ -134,7 +134,7 @@ _NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
 
 @contextmanager
 def _calls_noted(fn: Callable[..., Any], noted: list[_Noted]) -> Iterator[None]:
-    """Within it such calls of the user's code are noted; they still do what they do."""
+    """Notes such calls of the user's code as long as the block runs; they still do what they do."""
     file, scope = fn.__code__.co_filename, fn.__globals__
     undo = []
     imported = []  # by `from time import time`
@@ -221,7 +221,7 @@ def _refuse_by_name(fn: Callable[..., Any]) -> None:
 
 
 def _line_of(fn: Callable[..., Any], name: str) -> int | None:
-    """Where it is stored, or else first read."""
+    """The line where a name is stored, or else first read."""
     uses = [(i.opname, line) for i, line in _instructions(fn) if i.argval == name]
     return next((line for opname, line in sorted(uses, key=lambda use: not use[0].startswith("STORE"))), None)
 

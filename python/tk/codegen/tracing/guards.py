@@ -84,7 +84,8 @@ def of_sizes(arguments: Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
 
 
 def _equality(expr: sympy.Eq, location: Any) -> Iterator[Check]:
-    """Of two sizes. Where one is 1 torch may broadcast it, which is said: no other call is refused with those words."""
+    """The check that two sizes are equal. Where one is 1 torch may broadcast it, which is said: no other call is
+    refused with those words."""
     message = f"{expr.lhs} must be equal to {expr.rhs}"
     unequal = _unless_empty(expr) * (expr.lhs - expr.rhs)
     if not _is_of_broadcast(location):
@@ -139,7 +140,7 @@ def _nonempty(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Check]
 
 
 def _enough(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Check]:
-    """Of a row no more can be taken than it has."""
+    """Checks that no more is taken of a row than it has."""
     for node in recorded.graph.nodes:
         if getattr(node.target, "overloadpacket", None) not in (aten.topk, aten.kthvalue):
             continue
@@ -228,7 +229,7 @@ def _cut_by_sizes(node: Any, dim: int, bounds: Sequence[Any], step: Any, argumen
 
 
 def _as_traced(bound: sympy.Expr, size: sympy.Expr, arguments: Arguments) -> sympy.Expr:
-    """Where a slice begins by torch, at the sizes with which it traces."""
+    """The place where torch lets a slice begin, at the sizes with which it traces."""
     hints = {of_any_size(s): n for s, n in arguments.hints.items()}
     at, end = bound.subs(hints), size.subs(hints)
     if at < 0:
@@ -307,13 +308,13 @@ def equal_sizes(arguments: Arguments) -> dict[sympy.Expr, sympy.Symbol]:
 
 
 def _of_integers(expr: Any) -> Any:
-    """As torch compares a count less a correction in floating point."""
+    """The expression in integers, where torch compares a count less a correction in floating point."""
     floats = {x: sympy.Integer(int(x)) for x in expr.atoms(sympy.Float) if float(x).is_integer()}
     return expr.xreplace(floats).replace(ToFloat, lambda x: x) if floats or expr.has(ToFloat) else expr
 
 
 def _excess(expr: Any) -> sympy.Expr:
-    """By how much the smaller side of a comparison is too large."""
+    """The amount by which the smaller side of a comparison is too large."""
     small, large = (expr.lhs, expr.rhs) if isinstance(expr, sympy.Le | sympy.Lt) else (expr.rhs, expr.lhs)
     return small - large + (1 if isinstance(expr, sympy.Lt | sympy.Gt) else 0)
 

@@ -88,14 +88,14 @@ class Lines(TorchFunctionMode):
                 )
 
     def _refuse_uncounted_rows(self, x: torch.Tensor, dim: int = 0) -> None:
-        """At once: torch would make as many as the size is while it traces."""
+        """Refuses at once: torch would make as many rows as the size is while it traces."""
         assert self.arguments is not None
         size = x.shape[dim] if -x.dim() <= dim < x.dim() else 1
         if isinstance(size, torch.SymInt):
             raise TraceError(needs_a_number(self.fn, self.line, size.node.expr.xreplace(self.arguments.symbols)))
 
     def _refuse_uncounted_pieces(self, x: torch.Tensor, length: Any, dim: int = 0, **_: Any) -> None:
-        """At once: torch would make thousands of them. Pieces of no elements are as many as torch likes."""
+        """Refuses at once: torch would make thousands of pieces. Pieces of no elements are as many as torch likes."""
         assert self.arguments is not None
         size = x.shape[dim] if -x.dim() <= dim < x.dim() else 1
         if isinstance(length, int) and isinstance(size, torch.SymInt):
@@ -114,7 +114,7 @@ class Lines(TorchFunctionMode):
             self.arguments.asked.append((length.node.expr, 0, "the length of a narrow"))
 
     def _refuse_fixed_sizes(self) -> None:
-        """At once: a loop over as many rows as a size stands for would take minutes to trace."""
+        """Refuses at once: a loop over as many rows as a size stands for would take minutes to trace."""
         if self.arguments is None:
             return
         for symbol, named in self.arguments.symbols.items():

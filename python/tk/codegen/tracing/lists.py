@@ -29,8 +29,8 @@ torch.library.register_fake("tk_trace::over_places", lambda x: x.new_empty([_PLA
 
 
 def trace_places(fn: Callable[..., Any], signature: Signature, ruled: frozenset[str]) -> list[Trace]:
-    """Of one place, for every choice of dtypes and flags. ruled: the names of the ops that the lowering has rules for.
-    Raises TraceError."""
+    """The traces of one place, for every choice of dtypes and flags. ruled: the names of the ops that the lowering has
+    rules for. Raises TraceError."""
     _check_signature(fn, signature)
     element = Signature(
         {n: replace(s, is_list=False) if isinstance(s, TensorSpec) else s for n, s in signature.params.items()},

@@ -18,7 +18,7 @@ from torch.torch_version import TorchVersion
 
 
 def opmath(x: Tensor) -> Tensor:
-    """In the dtype that ATen computes it in."""
+    """Makes x the dtype that ATen computes it in."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
@@ -42,7 +42,7 @@ def _reduced(loss: Tensor, reduction: str) -> Tensor:
 
 
 def _reduction(size_average: Any, reduce: Any, reduction: str) -> str:
-    """Of torch's older arguments."""
+    """The reduction that torch's older arguments mean."""
     if size_average is None and reduce is None:
         return reduction
     return "none" if reduce is False else "sum" if size_average is False else "mean"

@@ -47,7 +47,8 @@ SEED, OFFSET = TensorSpec("i64", ()), NumberSpec("int")
 
 
 def with_seed(signature: Signature) -> Signature:
-    """With `seed` and `offset` after the function's own parameters. Raises TraceError where it has others so called."""
+    """The signature with `seed` and `offset` after the function's own parameters. Raises TraceError where it has others
+    so called."""
     for name, spec in (("seed", SEED), ("offset", OFFSET)):
         if signature.params.get(name, spec) != spec:
             raise TraceError(

@@ -131,8 +131,8 @@ def bessel_y1(input: Tensor) -> Tensor:
 
 
 def _taken_apart(func: Callable[..., Any]) -> Callable[..., Any]:
-    """As torch's own Python takes it apart, which serves every size, before autograd sees it. Not for everything:
-    traced like this, ``torch.where`` of a number loses its gradient."""
+    """Takes a function apart as torch's own Python does, which serves every size, before autograd sees it. It is not
+    for everything: traced like this, ``torch.where`` of a number loses its gradient."""
 
     def word(*args: Any, **named: Any) -> Any:
         with enable_python_dispatcher():

@@ -22,7 +22,7 @@ _WIDE = 4  # bytes of dtypes that a result is not rounded to
 
 
 def name(i: int) -> str:
-    """Of the argument that is the i-th result."""
+    """The name of the argument that is the i-th result."""
     return f"result_{i}"
 
 
@@ -75,7 +75,7 @@ def _n_read(nodes: Collection[fx.Node]) -> int:
 
 
 def _needed(graph: fx.GraphModule, stands: Standing) -> Iterator[fx.Node]:
-    """By the gradients, where arguments stand for results."""
+    """The nodes that the gradients need, where arguments stand for results."""
     return _ancestors(outputs_of(graph)[0], _standing(stands))
 
 
@@ -92,7 +92,7 @@ def _ancestors(roots: Sequence[fx.Node], stands: Standing) -> Iterator[fx.Node]:
 
 
 def _standing(known: Standing) -> Standing:
-    """For the results' aliases as well."""
+    """What stands for what, for the results' aliases as well."""
     return {alias: new for result, new in known.items() for alias in _aliases(result)}
 
 

@@ -13,8 +13,8 @@ from tk.codegen.errors import TraceError
 
 
 def one_hot(tensor: Tensor, num_classes: Any = -1) -> Tensor:
-    """By a write at each class, which is held against the number of classes: ATen's own compares, where it is traced,
-    and a class that is none would be a row of zeros."""
+    """one_hot by a write at each class, which is held against the number of classes: ATen's own compares, where it is
+    traced, and a class that is none would be a row of zeros."""
     if tensor.dtype != torch.int64:
         raise TypeError(f"one_hot: the classes must be int64, are {tensor.dtype}; call .long()")
     if isinstance(num_classes, int) and num_classes == -1:
@@ -30,8 +30,8 @@ def one_hot(tensor: Tensor, num_classes: Any = -1) -> Tensor:
 
 
 def _narrowed(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Of a source that is larger than the index ATen's gradient has the index's shape, and is refused. What lies
-    outside of the index takes no part: its gradient is 0."""
+    """The function with a source cut to the index. ATen's gradient of a larger one has the index's shape, and is
+    refused. What lies outside of the index takes no part: its gradient is 0."""
 
     def word(input: Tensor, dim: int, index: Tensor, src: Any = None, *args: Any, **named: Any) -> Any:
         if src is None:

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> Sequence[Tensor]:
-    """Of n elements the pieces before n % sections have one more than the others."""
+    """tensor_split. Of n elements the pieces before n % sections have one more than the others."""
     sections = indices_or_sections
     if not isinstance(sections, int) or not _is_symbolic(input, dim):
         return torch.tensor_split(input, sections, dim)

@@ -75,7 +75,7 @@ def _length_by_numbers(size: sympy.Expr, start: Any, end: Any) -> sympy.Expr:
 
 
 def place(size: sympy.Expr, bound: Any) -> sympy.Expr:
-    """Where a bound of a slice lies in a dimension of this size: one below 0 counts from the end, and none lies outside
+    """The place of a slice's bound in a dimension of this size: one below 0 counts from the end, and none lies outside
     of the dimension. Both of letters that may be 0."""
     bound = sympy.sympify(bound)
     if bound - size in (-1, -2):  # below 0 it would count from the end, and lie before the begin even so
@@ -148,7 +148,7 @@ class Slices:
         return x.as_strided(sizes, strides, offset)
 
     def _first(self, arguments: Any, n: Any, start: Any, size: sympy.Expr, bound: Bound) -> Any:
-        """Where a slice begins."""
+        """The place where a slice begins."""
         if _is_number(bound):
             return (start or 0) if (start or 0) >= 0 else torch.sym_max(n + start, 0)
         begin = place(size, bound)

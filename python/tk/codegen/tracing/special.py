@@ -36,7 +36,7 @@ def _polynomial(z: Tensor, coefficients: tuple[float, ...]) -> Tensor:
 
 
 def digamma(x: Tensor) -> Tensor:
-    """By the recurrence up to where the asymptotic series holds; of negative numbers the reflection."""
+    """digamma by the recurrence up to where the asymptotic series holds, and by the reflection of negative numbers."""
     given, x = x, _wide(x)
     is_negative = x < 0
     fraction = x - torch.round(x)  # near a pole almost 0, where its product with pi has all digits
@@ -113,7 +113,7 @@ class FrontDims(TorchDispatchMode):
 
 
 def shapes_of_norms() -> AbstractContextManager[Any]:
-    """In which a function is traced."""
+    """A context in which a function is traced with the shapes of norms."""
     is_needed = TorchVersion(torch.__version__) < TorchVersion("2.12")
     return FrontDims() if is_needed else nullcontext()
 

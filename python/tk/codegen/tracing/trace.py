@@ -77,7 +77,8 @@ class Trace:
         return next((piece for piece, d in self.pieces.items() if d == definition), None)
 
     def is_negative(self, size: sympy.Expr) -> bool:
-        """Where the letters leave it open, torch decided at the hints, and its guard is a check of the op."""
+        """Whether a size is negative. Where the letters leave it open, torch decided at the hints, and its guard is a
+        check of the op."""
         known = size.is_negative
         return bool(size.xreplace(self.hints).is_negative if known is None else known)
 
@@ -99,7 +100,7 @@ class Trace:
         return tuple(self.size(s) for s in node.meta["val"].shape)
 
     def sizes(self) -> Iterator[tuple[sympy.Expr, int | None]]:
-        """Of every tensor, of all slices and of the checks, each with its line where it has one."""
+        """The sizes of every tensor, of all slices and of the checks, each with its line where it has one."""
         yield from ((e, None) for e in (*self.pieces.values(), *(check.zero for check in self.checks)))
         for node in self.core.graph.nodes:
             if is_tensor(node):
@@ -129,7 +130,7 @@ _InOneOrder = Callable[
 
 
 def _in_any_order(trace: _InOneOrder) -> _Asked:
-    """In the first order of the sizes in which the function can be traced. What it asked of them is a check of the
+    """Traces a function in the first order of the sizes in which it can be. What it asked of them is a check of the
     op."""
 
     @wraps(trace)
@@ -286,7 +287,7 @@ def _dtype_name(spec: TensorSpec, dtypes: Mapping[str, str]) -> str:
 
 
 def _result_spec(arguments: Arguments, result: torch.Tensor) -> TensorSpec:
-    """Of a result, or its gradient, as a declaration would have it, with the dtype that it has here."""
+    """The spec of a result, or of its gradient, as a declaration would have it, with the dtype that it has here."""
     sizes = [sympy.sympify(s.node.expr if isinstance(s, torch.SymInt) else s) for s in result.shape]
     sizes = [s.xreplace(arguments.symbols).xreplace(guards.equal_sizes(arguments)) for s in sizes]
     leading = bool(sizes) and sizes[0] == ir.LEADING

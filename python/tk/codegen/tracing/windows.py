@@ -131,7 +131,7 @@ class _Windows:
         return count
 
     def starts(self, d: int, count: Any, like: Tensor) -> Tensor:
-        """Where the windows begin, negative in the padding; shaped to be broadcast."""
+        """The places where the windows begin, negative in the padding; shaped to be broadcast."""
         found = torch.arange(count, device=like.device) * self.stride[d] - self.padding[d]
         return found.reshape([-1] + [1] * (self.n - 1 - d))
 

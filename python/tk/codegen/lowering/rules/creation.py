@@ -24,7 +24,8 @@ def _full(call: Call, *args: Any, **kwargs: Any) -> Lazy:
 
 
 def _held(value: Any, shape: Index, dtype: str) -> Callable[[Emitter, Index], int]:
-    """As a tensor holds it: of 16 bits with no more digits than these have, whatever is then worked out of it."""
+    """A value as a tensor holds it: one of 16 bits has no more digits than these have, whatever is then worked out of
+    it."""
     if dtype not in NARROW:
         return operand(value, shape, dtype)
     wide = operand(value, shape, "fp32")

@@ -59,7 +59,7 @@ def _index_select(call: Call, x: Any, dim: int, at: Any) -> Lazy:
 
 
 def _of_one_element(call: Call, x: Any) -> Lazy:
-    """Of a tensor of no dimensions every index takes the same."""
+    """Picks from a tensor of no dimensions, of which every index takes the same."""
     return Lazy(call.shape, x.dtype, lambda e, _: e.read(x, ()))
 
 

@@ -11,5 +11,5 @@ from tk.codegen.lowering.rules.table import rule
 
 @rule("tk_trace.over_places")
 def _over_places(call: Call, x: Any) -> Lazy:
-    """In memory: every place is worked out by itself."""
+    """A result for each place, which lies in memory: every place is worked out by itself."""
     return stored(Lazy(call.shape, x.dtype, lambda e, i: e.read(x, ())))

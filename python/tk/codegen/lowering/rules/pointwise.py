@@ -123,7 +123,7 @@ def _ignoring_nan(call: Call, a: Any, b: Any) -> Lazy:
 
 @rule("aten.nextafter", "prims.nextafter")
 def _nextafter(call: Call, a: Any, b: Any) -> Lazy:
-    """Of 16 bits the neighbour is that in 16 bits, not in the fp32 that other arithmetic is done in."""
+    """nextafter. In 16 bits the neighbour is that in 16 bits, not in the fp32 that other arithmetic is done in."""
     dtype = call.dtype
     if dtype not in REDUCED_FLOATS:
         return elementwise(call, dtype, (a, b), lambda e, *v: e.op("nextafter", dtype, *v))

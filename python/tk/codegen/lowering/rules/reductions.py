@@ -19,7 +19,8 @@ from tk.codegen.lowering.runs import reduced
 
 
 def _dims(x: Lazy, dims: Any) -> tuple[int, ...]:
-    """Of a tensor without dimensions none: torch lets its one element be reduced along dimension 0 or -1."""
+    """The dimensions that are reduced. A tensor without any has none: torch lets its one element be reduced along
+    dimension 0 or -1."""
     rank = len(x.shape)
     if not rank or dims is None or (isinstance(dims, list | tuple) and not dims):
         return tuple(range(rank))
@@ -166,7 +167,7 @@ def _var_mean(call: Call, x: Any, dims: Any = None, correction: Any = None, keep
 
 
 def _is_returned(node: fx.Node) -> bool:
-    """As it is, or converted."""
+    """Whether a node is a result, as it is or converted."""
     return any(
         user.op == "output" or (user.target is torch.ops.aten._to_copy.default and _is_returned(user))
         for user in node.users

@@ -58,7 +58,7 @@ _TORCH = {name: dtype for dtype, name in IR_DTYPES.items()}
 
 @rule("tk_trace.associative_scan")
 def _combined(call: Call, xs: list[Lazy], number: int, dim: int) -> list[Lazy]:
-    """By the function's own combine function, which sees 16-bit floats as fp32."""
+    """A scan by the function's own combine function, which sees 16-bit floats as fp32."""
     if _is_single(xs[0], dim):
         return list(xs)
     wide = ["fp32" if x.dtype in NARROW else x.dtype for x in xs]

@@ -121,8 +121,9 @@ def _of_keys(x: Lazy, dtype: str) -> Lazy:
 
 
 def _last(base: Lazy, source: Lazy, place: Place, indexed: Indexed) -> Lazy:
-    """Of several elements for one place the last in the source. The largest number of each place is found first, in
-    scratch memory of which no more is written than is read. Then every element for a place writes what that one has."""
+    """Puts elements so that the last in the source stays of several for one place. The largest number of each place is
+    found first, in scratch memory of which no more is written than is read. Then every element for a place writes what
+    that one has."""
 
     def number(e: Emitter, index: Index) -> int:
         linear = sum((i * ix.product(indexed.shape[d + 1 :]) for d, i in enumerate(index)), sympy.Integer(0))
@@ -161,7 +162,8 @@ def _exact_sum(base: Lazy, source: Lazy, place: Place, keep: Keep) -> Lazy:
     largest = scatter("max", _filled(base.shape, "i32", 0), Lazy(source.shape, "i32", magnitude), place, keep)
 
     def exponent(e: Emitter, top: int) -> int:
-        """Of the unit's reciprocal, i64: 2^exponent times the largest is below 2^60 / the number of elements."""
+        """The exponent of the unit's reciprocal, i64: 2^exponent times the largest is below 2^60 / the number of
+        elements."""
         bound = e.op("shr", "i64", e.cast(top, "i64"), e.constant(23, "i64"))  # below 2^(bound - 126)
         bound = e.op("maximum", "i64", bound, e.constant(1, "i64"))
         count = e.op("maximum", "fp64", e.cast(e.index(ix.product(source.shape)), "fp64"), e.constant(1.0, "fp64"))

@@ -23,8 +23,8 @@ BITS = {1: "i8", 2: "i16", 4: "i32", 8: "i64"}
 
 @dataclass(frozen=True)
 class Packing:
-    """Where things stand in the number that is sorted. A row takes all but the lowest bit of what the key leaves: the
-    lowest says that a zero was a negative one."""
+    """The bits of the number that is sorted: what stands where. A row takes all but the lowest bit of what the key
+    leaves: the lowest says that a zero was a negative one."""
 
     x: Lazy
     descending: bool
@@ -151,7 +151,7 @@ def sorted_along(x: Lazy, dim: int, descending: bool, is_top: bool = False) -> t
 
 
 def _moved(index: Index, dim: int) -> Index:
-    """With the sorted dimension last: so runs lie in memory."""
+    """The index with the sorted dimension last: so runs lie in memory."""
     return (*index[:dim], *index[dim + 1 :], index[dim])
 
 

@@ -85,7 +85,7 @@ def _from_the_front(call: Call, at: Any, size: sympy.Expr) -> sympy.Expr:
 
 
 def _start(call: Call, start: Any, size: sympy.Expr) -> sympy.Expr:
-    """Of a slice, which may lie before a dimension's begin or behind its end."""
+    """The start of a slice, which may lie before a dimension's begin or behind its end."""
     if isinstance(start, int) and start < 0 and not size.is_Integer:
         return sympy.Max(0, size + start)
     known = call.graph.trace.begin(size, start)
