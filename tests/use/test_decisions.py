@@ -17,7 +17,9 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
 from use_models import calls
 
 from tk.dropin import decisions
@@ -253,7 +255,7 @@ def test_checkpointed(use_reentrant: bool, only_faster: bool) -> None:
     for _ in range(3):
         found = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=use_reentrant)
         found.sum().backward()
-        torch.testing.assert_close(x.grad, expected[0])
+        assert_close(x.grad, expected[0])
         x.grad = None
 
 
@@ -337,7 +339,7 @@ def test_what_is_checkpointed_is_left_where_the_forward_was(large: None) -> None
         x = rows(n)
         model(x).sum().backward()
         expected = torch.autograd.grad(F.layer_norm(x[:n], (16,)).sum(), x)[0]
-        torch.testing.assert_close(x.grad, expected)
+        assert_close(x.grad, expected)
 
 
 def test_a_module_alone_is_served_while_its_model_is_left(large: None) -> None:
@@ -430,7 +432,26 @@ def test_a_forward_that_is_no_plain_method_stays_as_it_is() -> None:
         model, expected = cls(), cls()(x)
         assert "forward" not in vars(used(model))
         for _ in range(3):
-            torch.testing.assert_close(model(x), expected)
+            assert_close(model(x), expected)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_inputs_without_plain_sizes(layout: torch.layout) -> None:
+    """Nested tensors and those of a symbolic trace have sizes that have no hash, or none."""
+
+    class Takes(Net):
+        def forward(self, x: Tensor, *others: Any) -> Tensor:
+            return super().forward(x)
+
+    model, linear, x = used(Takes()), used(nn.Linear(16, 4)), torch.randn(3, 16)
+    nested = torch.nested.nested_tensor([x, x[:2]], layout=layout)
+    for _ in range(3):
+        assert torch.equal(model(x, nested, [nested]), model(x))
+        with torch.no_grad():
+            expected = F.linear(nested, linear.weight, linear.bias)
+            assert_close([*linear(nested).unbind()], [*expected.unbind()])
+        program = make_fx(model, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x, x)
+        assert torch.equal(program(x[:2], x[:2]), model(x[:2]))
 
 
 @pytest.mark.parametrize("grown", ["mask", "cache"])

@@ -157,7 +157,7 @@ def skipping(ours: Callable[..., Any], theirs: Callable[..., Any], root: Root) -
         else:
             x = args[0] if args else next(iter(kwargs.values()), None)
             kind, first = None, _ASKED_AGAIN
-            if type(x) is Tensor:
+            if type(x) is Tensor and not x.is_nested:
                 kind = (x.shape, x.dtype, len(args), torch._C._is_any_autocast_enabled())
         if kind is None:
             return ours(self, *args, **kwargs)
@@ -210,11 +210,12 @@ def _input_like(is_training: bool, args: Args, kwargs: Kwargs) -> tuple[Any, ...
     sizes: Callable[[torch.Size], Any] = tuple
     for x in (*args, *kwargs.values()):
         for t in x if type(x) is tuple or type(x) is list else (x,):
-            if isinstance(t, Tensor):
+            cls = type(t)
+            if (cls is Tensor or cls is Parameter) and not t.is_nested:  # others may have no sizes, or symbols
                 kind += (t.dtype, t.requires_grad, sizes(t.shape))
                 sizes = _powers_of_two
             else:
-                kind.append(t if type(t) in _PLAIN else type(t))
+                kind.append(t if cls in _PLAIN else cls)
     return tuple(kind)
 
 
