@@ -1,8 +1,9 @@
-"""Arguments that are no tensors, by their kind. Each check returns what it was given; for all else it raises TypeError,
-with the function's and the argument's name and what is taken."""
+"""Arguments that are no tensors, by their kind. Each check returns the value, or Python's number for one of
+numpy's. For all else it raises TypeError, with the function's and the argument's name and what is taken."""
 
 from __future__ import annotations
 
+import numbers
 import operator
 from typing import Any
 
@@ -39,9 +40,13 @@ def whole(function: str, name: str, value: Any) -> Any:
 
 
 def number(function: str, name: str, value: Any) -> Any:
-    """An int or a float. Also a bool, as in torch."""
+    """An int or a float, also one of numpy's, which comes back as Python's. Also a bool, as in torch."""
     if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
         return value
+    if isinstance(value, numbers.Integral):
+        return operator.index(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational):
+        return float(value)
     raise TypeError(f"tk.{function}: {name} must be a number, is {value!r}")
 
 

@@ -5,12 +5,15 @@ What is taken for True because it is not empty, or for a number because it can b
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 
 import tk
 from tk.cli import _calls
@@ -52,6 +55,47 @@ def cases() -> Iterator[Any]:
             given = signature.bind(*args, **kwargs).arguments
             for value in WRONG[kinds]:
                 yield pytest.param(function, {**given, name: value}, name, id=f"{label}({name}={value!r})")
+
+
+def numbers_given() -> Iterator[Any]:
+    """Every parameter that is a float, with what it is given, or its default."""
+    seen = set()
+    for label, function, args, kwargs in made():
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            if type(value) is float and (label, name) not in seen:
+                seen.add((label, name))
+                yield pytest.param(function, bound.arguments, name, value, id=f"{label}({name})")
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.int64])
+@pytest.mark.parametrize(("function", "given", "name", "value"), list(numbers_given()))
+def test_a_number_of_numpy_is_the_number(
+    function: Callable[..., Any], given: dict[str, Any], name: str, value: float, kind: Any
+) -> None:
+    """As torch takes it."""
+    if kind is np.int64 and not value.is_integer():
+        value = 1.0
+    found = []
+    for number in (kind(value), float(kind(value))):
+        torch.manual_seed(0)
+        own = copy.deepcopy({**given, name: number})
+        result = function(**own)
+        tensors = [x for x in tree_flatten((result, own))[0] if isinstance(x, torch.Tensor)]
+        found.append(tensors if not callable(result) else [result(torch.ones(2), *[torch.ones(2)] * 4)])
+    assert found[0] and all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_numbers_of_numpy_in_a_tuple_and_in_a_tensors_place() -> None:
+    row, betas = torch.arange(4.0), (np.float32(0.5), np.float16(0.25))
+    assert tk.bucketize(np.float32(1.5), row) == 2 and tk.searchsorted(row, np.int64(3)) == 3
+    states = [[torch.ones(3)] for _ in range(2)]
+    for x, given in zip(states, (betas, (0.5, 0.25)), strict=True):
+        tk.adamw_(x, [torch.ones(3)], [torch.ones(3)], [torch.ones(3)], [torch.tensor(1.0)], lr=0.1, betas=given)
+    assert torch.equal(states[0][0], states[1][0])
+    with pytest.raises(TypeError, match=r"betas must be a number, is '0.5'"):
+        tk.adamw_([], [], [], [], [], lr=0.1, betas=("0.5", 0.25))
 
 
 @pytest.mark.parametrize(("function", "given", "name"), list(cases()))

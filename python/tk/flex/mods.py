@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk._arguments import whole
+from tk._arguments import number, whole
 from tk.flex.tracing.trace import check_parameters
 
 __all__ = [
@@ -192,8 +192,9 @@ def per_head_bias(bias: Tensor) -> ScoreMod:
 
 def soft_cap(cap: float) -> ScoreMod:
     """``cap * tanh(score / cap)``: scores stay between -cap and cap."""
-    if isinstance(cap, bool) or not isinstance(cap, int | float | torch.SymInt | torch.SymFloat):
+    if isinstance(cap, bool):
         raise TypeError(f"tk.flex.mods.soft_cap: cap must be a number, is {cap!r}")
+    cap = number("flex.mods.soft_cap", "cap", cap)
     if not 0 < cap < math.inf:
         raise ValueError(f"tk.flex.mods.soft_cap: cap is {_shown(cap)}, must be more than 0, and finite")
     cap = float(cap)

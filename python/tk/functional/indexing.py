@@ -128,7 +128,7 @@ def index_add(
     is_taken = taken("index_add", NUMBERS, input=input, source=source)
     _check_index("index_add", "index", index)
     dim = wrap("index_add", input, dim)
-    number("index_add", "alpha", alpha)
+    alpha = number("index_add", "alpha", alpha)
     if index.dim() > 1:
         raise IndexError(f"tk.index_add: index must be [N] or 0-d, is {list(index.shape)}")
     wanted = [*input.shape]

@@ -65,7 +65,8 @@ def cross_entropy(
         target = autocast("cross_entropy", target)
     is_taken = taken("cross_entropy", input=input, weight=weight, target=target if has_probabilities else None)
     reduction = _reduction_of(size_average, reduce, reduction)
-    if not 0 <= number("cross_entropy", "label_smoothing", label_smoothing) <= 1:
+    label_smoothing = number("cross_entropy", "label_smoothing", label_smoothing)
+    if not 0 <= label_smoothing <= 1:
         raise ValueError(f"tk.cross_entropy: label_smoothing is {label_smoothing}, must be 0 to 1")
     whole("cross_entropy", "ignore_index", ignore_index)
     check_tensor("cross_entropy", "target", target)

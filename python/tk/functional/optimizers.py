@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk._arguments import flag
+from tk._arguments import flag, number
 from tk.functional._call import FLOATS, Config, check_tensor, needs, run
 from tk.parallel import is_distributed
 
@@ -83,10 +83,14 @@ def _local(row: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _pair(betas: Any) -> tuple[float, float]:
-    are_numbers = isinstance(betas, list | tuple) and all(isinstance(beta, int | float | Tensor) for beta in betas)
-    if not are_numbers or len(betas) != 2:
+    if not isinstance(betas, list | tuple) or len(betas) != 2:
         raise TypeError(f"tk.adamw_: betas must be a tuple of two numbers, is {betas!r}")
-    return betas[0], betas[1]
+    first, second = betas
+    return _beta(first), _beta(second)
+
+
+def _beta(beta: Any) -> Any:
+    return beta if isinstance(beta, Tensor) else number("adamw_", "betas", beta)
 
 
 def _step(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tk._arguments import flag
+from tk._arguments import flag, number
 from tk.functional._call import Config, check_plain, needs, one_device, run, taken
 from tk.functional._integers import key_of, row_key_of
 
@@ -110,10 +110,9 @@ def _common(function: str, input: Tensor | Scalar, row: Tensor) -> tuple[Tensor,
     name = "boundaries" if function == "bucketize" else "sorted_sequence"
     check_plain(function, name, row)
     if not isinstance(input, Tensor):
-        if not isinstance(input, bool | int | float):
-            raise TypeError(f"tk.{function}: input must be a Tensor or a number, is {type(input).__name__}")
-        dtype = torch.result_type(input, row)
-        return torch.full((), input, dtype=dtype, device=row.device), row.to(dtype)
+        value = number(function, "input", input)
+        dtype = torch.result_type(value, row)
+        return torch.full((), value, dtype=dtype, device=row.device), row.to(dtype)
     check_plain(function, "input", input)
     if input.device != row.device:
         one_device(function, **{"input": input, name: row})

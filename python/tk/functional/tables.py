@@ -49,9 +49,9 @@ def embedding(
         raise ValueError(f"tk.embedding: padding_idx is {padding_idx}, must be {-rows} to {rows - 1}")
     flag("embedding", "scale_grad_by_freq", scale_grad_by_freq)
     flag("embedding", "sparse", sparse)
-    number("embedding", "norm_type", norm_type)
+    norm_type = number("embedding", "norm_type", norm_type)
     if max_norm is not None:
-        number("embedding", "max_norm", max_norm)
+        max_norm = number("embedding", "max_norm", max_norm)
     is_plain = max_norm is None and not scale_grad_by_freq and not sparse
     if not is_plain:
         only_aten_has("embedding", weight, "max_norm, scale_grad_by_freq or sparse")
