@@ -44,9 +44,7 @@ const char* failed_launch(const Problem& problem, const format::Variant& variant
 
 // The cost may read the variant's locals.
 const char* predict(Problem& problem, const format::Variant& variant, int64_t& cost) {
-  uint32_t i = problem.op.locals.count;
-  for (const format::Expr& expr : problem.pack.locals(variant.locals))
-    if (!evaluate(problem.pack.code(expr), problem.scope(), problem.locals[i++])) return kWithin64Bits;
+  if (!problem.evaluate_locals(variant.locals, problem.op.locals.count)) return kWithin64Bits;
   if (!evaluate(problem.pack.code(variant.cost), problem.scope(), cost)) return kWithin64Bits;
   cost = std::max<int64_t>(cost, 0);
   return nullptr;

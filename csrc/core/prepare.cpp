@@ -30,7 +30,7 @@ class Preparer {
     out_ = Prepared{};
     out_.device = &problem_.device;
     out_.pack = &pack_;
-    if (const char* why = locals()) return why;
+    if (!problem_.evaluate_locals(variant_.locals, problem_.op.locals.count)) return kWithin64Bits;
     if (const char* why = buffers()) return why;
     for (const format::Launch& launch : pack_.rows<format::Launch>(variant_.launches))
       if (const char* why = add(launch)) return why;
@@ -40,13 +40,6 @@ class Preparer {
 
  private:
   bool value(format::Expr expr, int64_t& result) const { return evaluate(pack_.code(expr), problem_.scope(), result); }
-
-  const char* locals() {
-    uint32_t i = problem_.op.locals.count;
-    for (const format::Expr& expr : pack_.locals(variant_.locals))
-      if (!value(expr, problem_.locals[i++])) return kWithin64Bits;
-    return nullptr;
-  }
 
   // --- Memory ---
 

@@ -104,14 +104,14 @@ void Problem::check_arguments() const {
 }
 
 void Problem::evaluate_op() {
-  bool fits = true;
-  uint32_t i = 0;
-  for (const format::Expr& expr : pack.locals(op.locals)) {
-    fits = fits && evaluate(pack.code(expr), scope(), locals[i]);
-    i++;
-  }
-  fits = fits && evaluate(pack.code(op.key), scope(), key);
+  const bool fits = evaluate_locals(op.locals, 0) && evaluate(pack.code(op.key), scope(), key);
   if (!fits) fail(TK_INVALID_ARGUMENT, text(), " is too large: its sizes leave 64 bits");
+}
+
+bool Problem::evaluate_locals(format::Range range, uint32_t first) {
+  for (const format::Expr& expr : pack.locals(range))
+    if (!evaluate(pack.code(expr), scope(), locals[first++])) return false;
+  return true;
 }
 
 void Problem::check_values() const {

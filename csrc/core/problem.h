@@ -25,6 +25,8 @@ struct Problem {
   // "mm(bfloat16[512, 4096], bfloat16[4096, 4096], absent, bfloat16[512, 4096]; 0, 1)"
   std::string text() const;
   PinKey pin_key() const;
+  // Writes those locals from place `first` on; false where one leaves 64 bits.
+  bool evaluate_locals(format::Range range, uint32_t first);
 
   const tk_call& call;
   Device& device;
