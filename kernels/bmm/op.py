@@ -17,7 +17,8 @@ _BATCH_CHOICE = select(mode("batch_invariant"), 16, A.batch)
 
 
 def _locals() -> dict[str, Expr]:
-    """Of one matrix as of any product; bytes are those of the whole batch, and rows are few if all of a batch's are."""
+    """They are those of one matrix, as of any product. But bytes are those of the whole batch, and rows are few if all
+    of a batch's are."""
     found = gemm_locals(A, B, OUT)
     bytes_of = {
         "a_bytes": select(A.batch_stride == 0, 1, _BATCH_CHOICE) * found["a_bytes"],
@@ -35,7 +36,7 @@ BATCH = OP.local("batch")
 
 
 def batch_tiles(config: Config) -> Tiles:
-    """Of all of the batch."""
+    """Cuts all products of the batch into tiles."""
     of_one = tiles_of(BMM, config)
     return replace(of_one, count=of_one.count * BATCH, expected=OP.local("batch_choice") * of_one.expected)
 

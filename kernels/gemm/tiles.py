@@ -43,7 +43,7 @@ class Tiles:
 
 
 def tiles_of(gemm: Gemm, config: Config, shape: tuple[int, int] | None = None, cluster: int = 1) -> Tiles:
-    """Of one product. shape: in place of the config's block_m and block_n."""
+    """Cuts one product into tiles. shape: in place of the config's block_m and block_n."""
     rows, cols = shape = shape or (config.block_m, config.block_n)
     block_k = config.block_k
     count, expected = (ceil_div(m, rows) * ceil_div(gemm.N, cols) for m in (gemm.M, gemm.M_choice))

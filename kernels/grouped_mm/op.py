@@ -25,7 +25,7 @@ def _selectors(a: Tensor, b: Tensor, out: Tensor) -> dict[str, Selector]:
 
 def group_locals(a: Tensor, b: Tensor, out: Tensor, per_group: str, groups: Expr, itemsize: int | None = None,
                  ) -> dict[str, Expr]:  # fmt: skip
-    """As of one product, but for the bytes `per_group`."""
+    """They are those of one product, but the bytes `per_group` count once for each group."""
     found = gemm_locals(a, b, out, itemsize)
     return found | {"pdl": const(0), per_group: groups * found[per_group], "groups": groups}
 

@@ -39,7 +39,7 @@ def grouped_mm_tma(maps, offs, bias, out, size, groups, stride_offs, b_step, str
 
 
 def group_args(gemm: Gemm, offs: Tensor) -> dict[str, Arg | Bundle]:
-    """Those that have to do with the groups. offs: a matrix of one row."""
+    """Gives the arguments that have to do with the groups. offs: a matrix of one row."""
     assert isinstance(gemm.b, Batch) and isinstance(gemm.bias, Batch)
     return dict(
         offs=Pointer(offs, "i32", aligned=False),

@@ -265,7 +265,7 @@ def k_major(point: Point) -> tuple[bool, bool]:
 
 
 def b_dtype(point: Point) -> str:
-    """That of a, but for float8."""
+    """The dtype of b is that of a, but for float8."""
     return str(point.axes.get("b_dtype", point.dtype))
 
 
@@ -276,20 +276,20 @@ def subtile(point: Point) -> int:
 
 
 def tile_of(point: Point) -> Tile:
-    """Of a point whose config is one of ``config``, or has its names."""
+    """Makes the ``Tile`` of a point whose config is one of ``config``, or has its names."""
     c = point.config
     return Tile(c.block_m, c.block_n, c.block_k, c.num_stages, c.cooperative, c.pingpong, subtile(point))
 
 
 def operand_map(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int]) -> TensorMap:
-    """Of a matrix, or of a batch that may be one matrix."""
+    """Maps a matrix, or a batch that may be one matrix."""
     if isinstance(t, Batch):
         return batch_tensor_map(t, dtype, contiguous, block, is_shared=True)
     return tensor_map(t, dtype, contiguous, block)
 
 
 def maps_of(gemm: Gemm, point: Point) -> Maps:
-    """For a kernel without clusters."""
+    """Makes the tensor maps of a kernel without clusters."""
     c, (a_k, b_k) = point.config, k_major(point)
     rows = c.block_m // c.cooperative
     of_out = batch_tensor_map if isinstance(gemm.out, Batch) else tensor_map
@@ -316,7 +316,7 @@ def cluster_maps(gemm: Gemm, point: Point, swap_ab: bool) -> tuple[Callable[...,
 
 
 def cluster_out_map(gemm: Gemm, point: Point, swap_ab: bool, round_to_tf32: bool = True) -> TensorMap:
-    """Of a sub-tile of each block of a cluster."""
+    """Maps a sub-tile of each block of a cluster."""
     c = point.config
     block, along = (c.block_m // c.cooperative, subtile(point)), 0
     if swap_ab:
@@ -325,7 +325,7 @@ def cluster_out_map(gemm: Gemm, point: Point, swap_ab: bool, round_to_tf32: bool
 
 
 def product_args(gemm: Gemm, point: Point) -> dict[str, Arg | Bundle]:
-    """Of a kernel without clusters those arguments that have to do with one product."""
+    """Gives those arguments of a kernel without clusters that have to do with one product."""
     a_k, b_k = k_major(point)
     return dict(
         maps=maps_of(gemm, point),
@@ -349,7 +349,9 @@ def persistent_plan(
     boxes: tuple[int, int] | None = None,
     dependent: Expr | int = 0,
 ) -> Plan:
-    """As many clusters as run at a time, each with one tile after the other. boxes: where they are not the tile's."""
+    """Plans as many clusters as run at a time, each with one tile after the other.
+
+    boxes: where they are not the tile's."""
     at_once = resident_clusters(tiles.cluster)
     work = tiles.work(at_once, boxes or tiles.shape)
     grid = (minimum(at_once, tiles.count), 1, 1)
@@ -371,8 +373,9 @@ def config(block_m: int, block_n: int, num_stages: int, subtile_n: int, subtile_
 
 
 def is_compiled(point: Point) -> bool:
-    """Of a kernel that has AXES. A config's `kinds` are the epilogues that it is compiled with; "fp32" is a result of
-    float32, with any epilogue."""
+    """Says whether a kernel that has AXES is compiled for the point.
+
+    A config's `kinds` are the epilogues that it is compiled with; "fp32" is a result of float32, with any epilogue."""
     kinds = point.config.kinds.split()
     return point.epilogue in kinds if point.out == "same" else "fp32" in kinds and point.epilogue == "matrix"
 
@@ -397,6 +400,6 @@ _OF_MM = {"64x64x64_s10_pingpong": "64x64x64_s10_pingpong_swap_ab"}
 
 
 def predict_like_mm(point: Point, work: Work) -> Expr:
-    """Of a kernel with mm's loop, at a point whose config is one of ``config``."""
+    """Predicts the time of a kernel with mm's loop, at a point whose config is one of ``config``."""
     name = point.config.name
     return predict(point, work, like=Like(f"{_OF_MM.get(name, name)}/bf16/{point.order}"))

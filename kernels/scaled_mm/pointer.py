@@ -119,13 +119,13 @@ def is_compiled(point: Point) -> bool:
 
 
 def serves(point: Point) -> dict[str, tuple[int, ...]]:
-    """The pointer kernels': both formats and accumulations."""
+    """A pointer kernel serves both formats and both accumulations."""
     every = {name: tuple(range(len(values))) for name, values in SELECTOR_AXES.items()}
     return every | {"order": (ORDER_AXIS.index(point.order),), "out": (OUT_AXIS.index(point.out),)}
 
 
 def pointer_args(gemm: Gemm, point: Point, scale_a: Tensor, scale_b: Tensor) -> dict[str, Arg | Bundle]:
-    """Of the kernels' arguments those that have to do with one product. The scales: [M, 1] and [1, N]."""
+    """Gives the arguments that have to do with one product. The scales: [M, 1] and [1, N]."""
 
     def is_e5m2(t: Tensor) -> Int:
         return Int(t.dtype == DTYPES["fp8e5"])

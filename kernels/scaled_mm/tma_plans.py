@@ -60,8 +60,8 @@ def serves(point: Point) -> dict[str, tuple[int, ...]]:
 
 
 def predict(point: Point, work: Work, launch: int = 0) -> Expr:
-    """As of any product where weights were fitted. Else with those of `like`, mm's config of as many bytes in a stage:
-    its 16-bit products take as long. launch: picoseconds that it takes more."""
+    """Weights that were fitted predict the time, as of any product. Without them those of `like` do, mm's config of as
+    many bytes in a stage: its 16-bit products take as long. launch: picoseconds that it takes more."""
     c = point.config
     percent = _slow_percent(point) * c.block_k // c.like_block_k
     return cost.predict(point, work, like=Like(f"{c.like}/bf16/nt", percent, launch))
@@ -89,7 +89,7 @@ def _maps(point: Point) -> Maps:
 def scale_args(
     gemm: Gemm, point: Point, scale_a: Tensor, scale_b: Tensor, swap_ab: bool = False
 ) -> dict[str, Arg | Bundle]:
-    """Of the epilogue. The scales: [M, 1] and [1, N]."""
+    """Gives the arguments of the epilogue. The scales: [M, 1] and [1, N]."""
     pointers = (Pointer(scale_a, "fp32", aligned=False), Pointer(scale_b, "fp32", aligned=False))
     return dict(
         scales=Scales(*(pointers[::-1] if swap_ab else pointers)),
