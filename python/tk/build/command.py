@@ -20,7 +20,7 @@ from tk.build.sources import file_families, package_families
 
 
 def pack_paths(targets: list[Target], files: list[Path], out: Path | None) -> list[Path]:
-    """Where each target's pack goes: OUT/sm90.tkpack for the package's own kernels; OUT itself for a user's files and
+    """The path of each target's pack: OUT/sm90.tkpack for the package's own kernels; OUT itself for a user's files and
     one architecture, else OUT with the architecture before its suffix."""
     if not files:
         if out is None:

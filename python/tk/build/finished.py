@@ -35,7 +35,8 @@ def sources() -> Iterator[Path]:
 
 
 def digest(arguments: Sequence[str]) -> str:
-    """Of all that a build with these arguments depends on. A file counts by its name in its folder and its content."""
+    """A digest of all that a build with these arguments depends on. A file counts by its name in its folder and its
+    content."""
     found = hashlib.sha256()
     versions = [f"{name} {metadata.version(name)}" for name in COMPILERS]
     variables = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES) and k not in KEPT_OUT]
@@ -61,7 +62,7 @@ def is_finished(cache: Cache, key: str, outputs: Sequence[Path]) -> bool:
 
 
 def record(cache: Cache, key: str, outputs: Sequence[Path]) -> None:
-    """After a build. `outputs` in the order in which they are asked for."""
+    """Records a build that is done. `outputs` are in the order in which they are asked for."""
     write_atomically(_record(cache, key), json.dumps([_hash(path) for path in outputs]).encode())
 
 

@@ -135,8 +135,8 @@ def plan_pack(families: Sequence[Family], target: Target, path: Path, sample: bo
 
 
 def grid_of(family: Family, target: Target, sample: bool = False) -> Grid:
-    """With the configs of the target's architecture, or where a family of GPUs has none, with those that are for PTX.
-    What sm_90 adds to these, as wgmma, newer GPUs lack."""
+    """The grid with the configs of the target's architecture, or where a family of GPUs has none, with those that are
+    for PTX. What sm_90 adds to these, as wgmma, newer GPUs lack."""
     has_own = any(target.arch in kernel.configs for kernel in family.kernels)
     arch = PORTABLE_ARCH if target.family and not has_own else target.arch
     return enumerate_grid(family, arch, sample, target.ptx)
@@ -208,7 +208,7 @@ def compile_missing(work: Work, cache: Cache, jobs: int, out: TextIO) -> None:
 
 
 def duration(seconds: float) -> str:
-    """As a person says it."""
+    """A duration as a person says it."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -433,7 +433,7 @@ def _counted(n: int, one: str, many: str | None = None) -> str:
 
 
 def _report_spills(packs: Sequence[PlannedPack], work: Work, out: TextIO) -> None:
-    """Of what was written: `packs` are without what was left out."""
+    """Reports the spills of what was written: `packs` are without what was left out."""
     written = {s.key: f"{s.fn.__name__} of {planned.variant.name}" for planned, s in _planned_sources(packs)}
     spilled = [(work.done[key].spill_bytes, name) for key, name in written.items() if work.done[key].spill_bytes]
     if spilled:
@@ -514,7 +514,7 @@ def kind_of(source: Source) -> str:
 def _mean_of(
     work: Work, figure: Callable[[Artifact], float], guesses: Mapping[str, float]
 ) -> Callable[[Source], float]:
-    """By function, else by kind."""
+    """The mean time of a function, else of its kind."""
     known: dict[object, list[float]] = {}
     for key, artifact in work.done.items():
         for group in (work.sources[key].fn, kind_of(work.sources[key])):

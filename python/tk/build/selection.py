@@ -16,7 +16,7 @@ from tk.build.packs import PlannedPack, grid_of
 
 
 def read_targets(text: str) -> list[Target]:
-    """Of --arch. Raises SelectsNothing where one of them is none."""
+    """The targets that --arch names. Raises SelectsNothing where one of them is none."""
     try:
         return list(dict.fromkeys(Target.parse(one) for one in text.split(",")))
     except ValueError as error:

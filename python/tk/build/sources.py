@@ -1,4 +1,4 @@
-"""Where families come from: the package's own kernel files, or a user's. A file declares them as records (FAMILY,
+"""The sources of families: the package's own kernel files, or a user's. A file declares them as records (FAMILY,
 FAMILIES), as torch functions under ``@tk.op``, which ``tk.codegen`` makes families of, or as attention's mods, which
 ``tk.flex`` does."""
 
@@ -100,7 +100,8 @@ class _Found:
 
 
 def _named_as_tks(module: ModuleType, path: Path) -> Iterator[BuildError]:
-    """Of a user's ops: a pack with them would be built, and then refused by every load."""
+    """An error for each op of a user's that has the name of one of tk's: a pack with it would be built, and then
+    refused by every load."""
     if not _library.is_wanted() or any(path.resolve().is_relative_to(Path(p).resolve()) for p in tk.kernels.__path__):
         return
     loaded = tk.packs()

@@ -269,8 +269,8 @@ _text._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while 
 
 
 def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """With equal dimensions before the last two, of which there are one or more; nothing is copied. Keys and values
-    that both have one head, or 1 for a batch, keep it."""
+    """The operands with equal dimensions before the last two, of which there are one or more; nothing is copied. Keys
+    and values that both have one head, or 1 for a batch, keep it."""
     if enable_gqa:
         check_dims(query, key, value, 3)  # as ATen, which takes the third dimension from the end for heads
     end = -3 if enable_gqa else -2

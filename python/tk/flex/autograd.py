@@ -116,7 +116,8 @@ def _given(tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
 
 
 def _refuse_forward_mode(request: Request) -> None:
-    """Of a transform outside of another one, too: within a formula its tangents are not seen, and would be lost."""
+    """Refuses forward mode, that of a transform outside of another one too: within a formula its tangents are not seen,
+    and would be lost."""
     if forward_ad._current_level >= 0:
         raise NotImplementedError(f"tk.{request.caller} has no formula for forward-mode automatic differentiation")
 
@@ -160,7 +161,7 @@ def autograd_backward(keyset: Any, *args: Any) -> list[Tensor]:
 
 
 def _request_of(args: Sequence[Any]) -> Request:
-    """Of the arguments of the gradient's op: after grad_out, grad_lse, out and lse, before of_captures."""
+    """The request in the arguments of the gradient's op: after grad_out, grad_lse, out and lse, before of_captures."""
     return Request(*args[4:-1])
 
 

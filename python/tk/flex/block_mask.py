@@ -84,7 +84,7 @@ class BlockMask:
         *,
         is_derived: bool = False,
     ) -> BlockMask:
-        """From the lists by rows. Without seq_lengths the last blocks are whole. Raises ValueError."""
+        """A mask of the lists by rows. Without seq_lengths the last blocks are whole. Raises ValueError."""
         flag("flex.BlockMask", "compute_q_blocks", compute_q_blocks)
         _check_lists(kv_num_blocks, kv_indices, "kv")
         if (full_kv_num_blocks is None) != (full_kv_indices is None):
@@ -200,7 +200,7 @@ class BlockMask:
         )
 
     def _length_of(self, rows: _Pick, n: int) -> int:
-        """Of the queries in some rows; the last of all may be a short one."""
+        """The number of queries in some rows; the last of all may be a short one."""
         block = self.BLOCK_SIZE[0]
         chosen = list(range(n))[rows.index] if isinstance(rows.index, slice) else rows.index
         short = n * block - self.seq_lengths[0]
@@ -363,7 +363,8 @@ def _kinds(is_let: Tensor, block: tuple[int, int]) -> Tensor:
 def _kinds_when_compiled(
     mask_mod: MaskMod, sizes: tuple[int, int, int, int], block: tuple[int, int], device: torch.device
 ) -> Tensor:
-    """In a graph of torch.compile, which sees through the mask_mod itself and fuses mask and blocks."""
+    """The kinds of blocks in a graph of torch.compile, which sees through the mask_mod itself and fuses mask and
+    blocks."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     mapped = mask_mod
@@ -513,7 +514,7 @@ def _moved(mask_mod: MaskMod | None, picks: Sequence[_Pick], block: int, device:
 
 
 def _step(pick: _Pick, device: torch.device) -> Callable[[Tensor], Tensor] | None:
-    """From a part's index to the whole's; None where they are the same."""
+    """A map from a part's index to the whole's; None where they are the same."""
     if isinstance(pick.index, list):
         table = torch.tensor(pick.index, dtype=torch.int32, device=device)
         return lambda i: table[i]

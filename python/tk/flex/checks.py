@@ -166,7 +166,7 @@ def moved(tensors: Sequence[Tensor], query: Tensor) -> list[Tensor]:
 
 
 def autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """In autocast's dtype where it is on, as ATen's attention."""
+    """The operands in autocast's dtype where it is on, as of ATen's attention."""
     if not isinstance(query, Tensor):
         return query, key, value
     kind = "cuda" if query.is_cuda else query.device.type
@@ -179,14 +179,14 @@ def autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
 
 
 def check_dims(query: Tensor, key: Tensor, value: Tensor, fewest: int) -> None:
-    """Of ``tk.sdpa``."""
+    """Checks the dimensions of ``tk.sdpa``'s operands."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() < fewest:
             raise ValueError(f"tk.sdpa: {name} is {list(x.shape)}, must be [..., H, length, D]")
 
 
 def check_products(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """Of ``tk.sdpa``: whether operands of any size, 0 too, can be multiplied."""
+    """Checks that operands of ``tk.sdpa``, of any size, 0 too, can be multiplied."""
     if key.shape[-1] != query.shape[-1]:
         raise ValueError(f"tk.sdpa: head sizes of query ({query.shape[-1]}) and key ({key.shape[-1]}) must be equal")
     if value.shape[-2] != key.shape[-2]:

@@ -60,7 +60,7 @@ class Repeated:
 
 
 def repeated(x: Tensor, dims: int) -> Tensor:
-    """As a capture of so many dimensions more. It takes no memory; any batch entry and head is in it."""
+    """The tensor as a capture of so many dimensions more. It takes no memory; any batch entry and head is in it."""
     return x.expand(*(MANY,) * dims, *x.shape)
 
 
@@ -328,7 +328,7 @@ def conjuncts(mask: Graph | None) -> list[fx.Node]:
 
 
 def difference_of(condition: Any) -> tuple[str, Any] | None:
-    """Of ``first - second <= n``, of positions: which is the first, and n, a number or a captured one."""
+    """What ``first - second <= n`` of positions says: which is the first, and n, a number or a captured one."""
     if condition.target is aten.le.Scalar and _is_difference(condition.args[0]):
         difference, n = condition.args
         is_known = not isinstance(n, fx.Node) or "capture" in n.meta
@@ -358,12 +358,12 @@ def _of_heads(result: fx.Node) -> Graph | None:
 
 
 def _read_at(read: Any) -> tuple[fx.Node, Sequence[Any]]:
-    """Of a read of a captured tensor: the tensor, and the indices."""
+    """The tensor and the indices of a read of a captured one."""
     return read.args
 
 
 def _is_difference(x: Any) -> bool:
-    """Of two positions."""
+    """Whether it is the difference of two positions."""
     return _is_call(x, aten.sub.Tensor) and all(_is_argument(a, "q_idx", "kv_idx") for a in x.args)
 
 
@@ -381,7 +381,7 @@ def _is_tensor(x: Any) -> bool:
 
 
 def _kind(x: Any) -> str:
-    """Of a number: "int" or "float"."""
+    """The kind of a number: "int" or "float"."""
     if isinstance(x, Symbol):
         return x.kind
     return "" if isinstance(x, bool) else "int" if isinstance(x, int) else "float" if isinstance(x, float) else ""

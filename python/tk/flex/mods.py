@@ -240,8 +240,8 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def _named(mod: Any, name: str, *numbers: float) -> Any:
-    """With the numbers in its name, for messages. torch.compile may hold them as symbols, which have no digits: to ask
-    for some would make another graph for each value, or fail."""
+    """Puts the numbers into a mod's name, for messages. torch.compile may hold them as symbols, which have no digits:
+    to ask for some would make another graph for each value, or fail."""
     if numbers and not torch.compiler.is_dynamo_compiling():
         name = "_".join([name, *(f"{n:g}" if isinstance(n, float) else str(n) for n in numbers)])
     mod.__name__ = name
@@ -294,6 +294,6 @@ def _functions(function: str, mods: tuple[Any, ...]) -> None:
 
 
 def _takes_four(mod: Any) -> bool:
-    """Of a plain function: whether it takes four arguments, and needs no other."""
+    """Whether a plain function takes four arguments, and needs no other."""
     code = mod.__code__ if isinstance(mod, FunctionType) else None
     return code is not None and code.co_argcount == 4 and code.co_kwonlyargcount == 0

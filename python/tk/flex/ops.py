@@ -49,7 +49,7 @@ def backward_on_cpu(
 
 
 class _autograd_at_work:
-    """Below autograd, with autograd: a tile's derivative is taken with it."""
+    """Lets autograd work below autograd: a tile's derivative is taken with it."""
 
     _keys = (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView)
 
@@ -84,7 +84,7 @@ def fake_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, 
 
 
 def _rows_like(x: Tensor, columns: Any) -> Tensor:
-    """As tk.kernels.attention.problem._rows_like lays a result out: heads inside of rows where `x` has them so, in
+    """Lays a result out as tk.kernels.attention.problem._rows_like does: heads inside of rows where `x` has them so, in
     which the stride of a single row counts as 0. The reference, which serves the CPU, keeps the order of dimensions."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # it takes a while to import
 

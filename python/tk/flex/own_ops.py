@@ -25,8 +25,8 @@ from tk.ops.product import allows_tf32
 
 
 class Source(NamedTuple):
-    """Of a tensor that an own op captures: the call's, as another dtype, repeated for `dims` further dimensions; or
-    what is worked out of numbers."""
+    """The source of a tensor that an own op captures: the call's, as another dtype, repeated for `dims` further
+    dimensions; or what is worked out of numbers."""
 
     place: int
     dtype: torch.dtype
@@ -57,7 +57,7 @@ class OwnOp(NamedTuple):
         return matching.repeated(x, source.dims) if source.dims else x
 
     def gradients(self, traced: Traced, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
-        """Of the call's tensors that can have one, of those of the pair that serves."""
+        """Gradients of the call's tensors that can have one, made of those of the pair that serves."""
         if self.sources is None or self.general is None:
             return list(grads)
         found: dict[int, Tensor] = {}
@@ -343,7 +343,7 @@ def build_missing(error: Exception, traced: Traced, request: Request, suffix: st
 
 
 class _Kernels(NamedTuple):
-    """For which operands some are, of query and key, and of value."""
+    """Kernels, by the operands that they are for: of query and key, and of value."""
 
     dtype: torch.dtype
     sizes: tuple[int, int]

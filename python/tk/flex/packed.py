@@ -30,7 +30,7 @@ class Window(NamedTuple):
 
     @classmethod
     def of(cls, left: int | None, right: int | None, is_causal: bool = False) -> Window:
-        """Of torch's numbers, where -1 stands for all."""
+        """The window of torch's numbers, where -1 stands for all."""
         right = 0 if is_causal else right
         return cls(*(UNBOUNDED if n is None or n < 0 else min(n, UNBOUNDED) for n in (left, right)))
 
@@ -76,7 +76,7 @@ def _has_mode() -> bool:
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor, window: Window, scale: float, caller: str) -> Request:
-    """Of ``[B, H, M, D]``."""
+    """The request of operands ``[B, H, M, D]``."""
     n_queries, n_keys = query.shape[2], key.shape[2]
     offset = n_keys - n_queries
     kind = "band" if window.is_bounded else "none"
@@ -90,8 +90,8 @@ def dense(query: Tensor, key: Tensor, value: Tensor, window: Window, scale: floa
 
 def packed(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, window: Window, scale: float, caller: str,
            has_gradient: bool) -> Request:  # fmt: skip
-    """Of ``[total, H, D]``. With a window the sequences of queries and keys must be as long, but on the CPU.
-    has_gradient: with the lists that a gradient needs."""
+    """The request of operands ``[total, H, D]``. With a window the sequences of queries and keys must be as long, but
+    on the CPU. has_gradient: with the lists that a gradient needs."""
     n_queries, n_keys = query.shape[0], key.shape[0]
     of_queries = _ids(sequences.of_queries, n_queries)
     of_keys = of_queries if sequences.are_same else _ids(sequences.of_keys, n_keys)
@@ -250,7 +250,7 @@ def _bounds(n_rows: int, n_columns: int, window: Window, block: int, device: tor
 
 
 def _lists(ids: Tensor, starts: Tensor, n_columns: int, window: Window, block: int) -> tuple[Tensor, ...]:
-    """Of each block of positions, the blocks of the other side that it meets: how many in part, which, how many
+    """Lists, for each block of positions, the blocks of the other side that it meets: how many in part, which, how many
     entirely, which. ids: of the positions. starts: of the other side's sequences."""
     n_rows = ids.shape[0]
     key = ("bounds", n_rows, n_columns, window, block)

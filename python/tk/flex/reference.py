@@ -172,7 +172,7 @@ def _backward_rows(
 def _exact_delta(
     p: Problem, entries: list[int], q: tuple[int, int], rows: Tensor, lse: Tensor, grad_out: Tensor
 ) -> Tensor:
-    """Of each row the sum of its weights times their gradients."""
+    """For each row, the sum of its weights times their gradients."""
     total = torch.zeros_like(lse)
     for tile in _tiles(p, entries, q):
         probability = torch.exp(_scores(p, tile, rows, entries) - lse.unsqueeze(-1))
@@ -307,7 +307,7 @@ def _kinds(request: Request) -> Tensor | None:
 
 
 def _kinds_of(p: Problem, kinds: Tensor, entries: list[int], q: tuple[int, int], kv: tuple[int, int]) -> Tensor:
-    """Of the blocks that a tile touches."""
+    """The kinds of the blocks that a tile touches."""
     (q_block, kv_block) = p.block
     batch = kinds if kinds.shape[0] == 1 else kinds[entries]
     return batch[:, :, q[0] // q_block : -(-q[1] // q_block), kv[0] // kv_block : -(-kv[1] // kv_block)]

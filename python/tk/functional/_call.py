@@ -1,4 +1,4 @@
-"""From a function's arguments to a call of its op: what is taken, where it runs, and with which config."""
+"""Makes of a function's arguments a call of its op: what is taken, where it runs, and with which config."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def wrap(function: str, x: Tensor, dim: int) -> int:
 
 
 def to_end(x: Tensor, dim: int) -> Tensor:
-    """With dimension `dim` (counted from the front) last, and at least one dimension."""
+    """The tensor with dimension `dim` (counted from the front) last, and at least one dimension."""
     if x.dim() < 2:
         return x if x.dim() else x.reshape(1)
     return x if dim == x.dim() - 1 else x.movedim(dim, -1)

@@ -12,12 +12,13 @@ def signed(x: Tensor) -> Tensor:
 
 
 def mask_of(x: Tensor) -> int:
-    """Of the bits that make the number of an element of :func:`signed`."""
+    """The mask of the bits that make the number of an element of :func:`signed`."""
     return 255 if x.dtype == torch.uint8 else -1
 
 
 def flip_of(x: Tensor, is_least: bool) -> int:
-    """By which an exclusive or puts the elements of :func:`signed` in order; is_least: in the opposite one."""
+    """The number by which an exclusive or puts the elements of :func:`signed` in order; is_least: in the opposite
+    one."""
     return (-128 if x.dtype == torch.uint8 else 0) ^ -int(is_least)
 
 
@@ -33,7 +34,7 @@ def key_of(x: Tensor, is_least: bool = False, nan: int = _LARGEST) -> Tensor:
 
 
 def row_key_of(x: Tensor) -> Tensor:
-    """Of a sorted row that is searched: ATen finds that no NaN in it comes after anything."""
+    """The keys of a sorted row that is searched: ATen finds that no NaN in it comes after anything."""
     return key_of(x, nan=_LEAST)
 
 

@@ -25,7 +25,8 @@ APART = 32
 
 
 class Place(NamedTuple):
-    """Where keys are drawn ahead for. Nothing orders a capture's streams but the program, so each has its own keys.
+    """The stream and state that keys are drawn ahead for. Nothing orders a capture's streams but the program, so each
+    has its own keys.
 
     state: seed and offset of torch's generator. A program may exchange its state within a capture for another one that
     the graph knows (``Generator.graphsafe_set_state``): for a model whose ranks share some draws and not others."""
@@ -71,7 +72,8 @@ def _next(place: Place, device: torch.device) -> Tensor:
 
 
 def _several(device: torch.device) -> list[Tensor]:
-    """By one launch. They must serve calls outside of inference mode too, whose backward saves them."""
+    """Draws several keys by one launch. They must serve calls outside of inference mode too, whose backward saves
+    them."""
     with torch.inference_mode(False):
         keys = torch.empty((COUNT, APART), dtype=torch.int64, device=device)[:, 0]
         keys.random_(-(2**63), 2**63 - 1)

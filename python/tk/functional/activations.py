@@ -77,7 +77,7 @@ def _is_tanh(function: str, approximate: str) -> bool:
 
 
 def _halves(function: str, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor, bool]:
-    """And whether the kernels take them."""
+    """The two halves, and whether the kernels take them."""
     is_taken = taken(function, gate=gate, up=up)
     if up is None:
         if gate.dim() == 0 or gate.shape[-1] % 2:

@@ -206,7 +206,7 @@ def _check_index(function: str, name: str, index: Any) -> None:
 
 
 def _moved(function: str, name: str, x: Tensor, input: Tensor) -> Tensor:
-    """To input's device, as in torch; of a tensor on meta there is nothing to move."""
+    """Moves a tensor to input's device, as in torch; of one on meta there is nothing to move."""
     if x.is_meta:
         one_device(function, input=input, **{name: x})
     return x if x.device == input.device else x.to(input.device)
@@ -242,7 +242,7 @@ def _check_fits(function: str, name: str, x: Tensor, index_name: str, index: Ten
 
 
 def _widest(x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """In the wider of their dtypes, as under CUDA's autocast; else as they are."""
+    """Both in the wider of their dtypes, as under CUDA's autocast; else as they are."""
     both = (x, source)
     if not all(isinstance(t, Tensor) and t.device.type == "cuda" and t.dtype in FLOATS for t in both):
         return both
@@ -283,7 +283,7 @@ def _to_columns(x: Tensor, dim: int) -> Tensor:
 
 
 def _scattered(x: Tensor, dim: int, at: Tensor, source: Tensor, config: Config) -> Tensor:
-    """Of a float, or of int64."""
+    """scatter_add of floats, or of int64."""
     if dim == x.dim() - 1:
         return run("scatter_add", x, at, source, config=config)
     columns = (_to_columns(t, dim) for t in (x, at, source))
@@ -291,7 +291,7 @@ def _scattered(x: Tensor, dim: int, at: Tensor, source: Tensor, config: Config) 
 
 
 def _added(x: Tensor, dim: int, at: Tensor, source: Tensor, config: Config) -> Tensor:
-    """Of a float, or of int64; at: [N]."""
+    """index_add of floats, or of int64; at: [N]."""
     if dim == x.dim() - 1:
         return run("scatter_add", x, at.expand(source.shape), source, config=config)
     return run("index_add", _to_columns(x, dim), at, _to_columns(source, dim), config=config).movedim(-2, dim)
@@ -347,8 +347,8 @@ def _indices(x: Tensor, indices: Any) -> list[Tensor | None]:
 
 
 def _masked(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> Tensor | None:
-    """By one mask, of values that are the same for all places in it, so that it need not be counted: ATen's where. None
-    for all else."""
+    """index_put by one mask, of values that are the same for all places in it, so that it need not be counted: ATen's
+    where. None for all else."""
     masks = [(d, mask) for d, mask in enumerate(indices) if mask is not None]
     d, mask = masks[0]
     if len(masks) > 1 or mask.dtype != torch.bool:

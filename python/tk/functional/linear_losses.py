@@ -143,7 +143,7 @@ def linear_cross_entropy(
 
 
 def _matrix(linear_weight: Tensor, linear_bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """With all but in_features one dimension."""
+    """The weight with all but in_features one dimension, and the bias."""
     matrix = linear_weight.reshape(product(linear_weight.shape[:-1]), linear_weight.shape[-1])
     return matrix, None if linear_bias is None else linear_bias.reshape(-1)
 

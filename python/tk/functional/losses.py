@@ -141,8 +141,8 @@ def _rows(input: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor,
 
 
 def _is_few_long_columns(x: Tensor) -> bool:
-    """Of rows across memory a program has 32 at once: of few, few programs would each run through many classes. To
-    guard a symbolic size would cost more than the copy gains."""
+    """Whether there are few long rows across memory. A program has 32 at once: of few, few programs would each run
+    through many classes. To guard a symbolic size would cost more than the copy gains."""
     rows, classes = x.shape
     is_across = type(rows) is int and type(classes) is int and 1 < rows < FEW_ROWS and x.stride(1) != 1
     return is_across and classes > SHORT_ROW

@@ -167,7 +167,7 @@ def _differ(input: Tensor, weight: Tensor) -> bool:
 
 
 def _is_mixed(input: Tensor, *affine: Tensor | None) -> bool:
-    """Of 16 bits with weights in float32: then the input is converted first, and all is worked out in float32."""
+    """Whether 16 bits meet weights in float32: then the input is converted first, and all is worked out in float32."""
     if not isinstance(input, Tensor) or input.dtype not in (torch.bfloat16, torch.float16):
         return False
     is_any_given = False

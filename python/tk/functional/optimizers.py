@@ -96,7 +96,7 @@ def _beta(beta: Any) -> Any:
 def _step(
     columns: list[list[Tensor]], numbers: tuple[float, float, float, float, float], maximize: bool, config: Config
 ) -> None:
-    """Of tensors of one device and of one dtype in each list."""
+    """A step of tensors of one device and of one dtype in each list."""
     dtype, grad, *moments, step = (column[0].dtype for column in columns)
     op = "adamw" if moments[0] == dtype else "adamw_mixed"
     is_one_of_ours = dtype in FLOATS and grad == dtype and moments[0] == moments[1] and step == torch.float32

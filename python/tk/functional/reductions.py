@@ -292,7 +292,7 @@ def norm(
 
 
 def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, config: Config) -> Tensor:
-    """As in ATen a norm of 0 has the gradient 0."""
+    """A norm over dimensions. As in ATen a norm of 0 has the gradient 0."""
     if math.isnan(order):
         name = "p" if function == "norm" else "ord"
         raise ValueError(f"tk.{function}: {name} is nan, must be a number: it is the order of the norm")
@@ -419,7 +419,8 @@ def _moments(
 
 
 def _moments_of_float64(x: Tensor, n: int, bessel: float, power: float, config: Config) -> tuple[Tensor, Tensor]:
-    """Of all, in two passes; few elements are a row. As in ATen a standard deviation of 0 has the gradient 0."""
+    """The variance and mean of all elements, in two passes; few of them are a row. As in ATen a standard deviation of 0
+    has the gradient 0."""
     if n < MANY:
         spread, found = run("row_var_mean", x.reshape(-1), bessel, power, config=config)
         return spread, found
@@ -450,7 +451,7 @@ def _correction(function: str, dim: Dims | bool, unbiased: bool | None, correcti
 
 
 def _only(function: str, x: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None = None) -> Tensor:
-    """Of dimensions of one element the element, in a new tensor."""
+    """The result where the dimensions have one element: that element, in a new tensor."""
     return _kept(function, _without(x, dims).to(dtype or x.dtype, copy=True), dims, keepdim)
 
 
@@ -560,9 +561,9 @@ MANY = 1 << 16  # elements; a row of fewer is one program's
 
 
 def _of_all(of_rows: Callable[[Tensor], Tensor], x: Tensor, *, once: bool) -> Tensor:
-    """Of a reduction that may be applied to its own results in any order, which are exact, or of float64. Elements
-    that are no run in memory come as the rows that there are: there is no copy. once: as of a sum, no element may count
-    twice."""
+    """The result over all elements, of a reduction that may be applied to its own results in any order, which are
+    exact, or of float64. Elements that are no run in memory come as the rows that there are: there is no copy. once: as
+    of a sum, no element may count twice."""
     x = x.permute(memory_order(x, x.dim()))
     if x.is_contiguous():
         return _by_parts(of_rows, x.reshape(-1), once)
@@ -674,8 +675,8 @@ def _total(op: str, of_all: Callable[[Tensor], Any], x: Tensor, dims: Sequence[i
 
 
 def _whole(x: Tensor) -> Tensor:
-    """For the ops over all of a tensor: a column of its elements in the order of memory, where they have gaps of a
-    copy. A DTensor keeps the dimensions that it is sharded over."""
+    """The operand of the ops over all of a tensor: a column of its elements in the order of memory, where they have
+    gaps of a copy. A DTensor keeps the dimensions that it is sharded over."""
     if parallel.is_distributed(x):
         return x if x.dim() else x.reshape(1)
     if not x.is_contiguous():
@@ -689,7 +690,8 @@ MOST_DIMS = 64  # of a tensor of which torch reduces dimensions that are named
 
 
 def _dims(function: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
-    """In order, counted from the front; all where none is named. Raises tk.UnsupportedError, IndexError, ValueError."""
+    """The dimensions in order, counted from the front; all where none is named. Raises tk.UnsupportedError, IndexError,
+    ValueError."""
     n = x.dim()
     if type(dim) is int and -n <= dim < n <= MOST_DIMS:  # as most calls have it
         return (dim % n,)

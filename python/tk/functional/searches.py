@@ -64,7 +64,7 @@ def searchsorted(
     sorter: Tensor | None = None,
     config: Config = None,
 ) -> Tensor:
-    """Where every element would be put into a sorted row, as ``torch.searchsorted``.
+    """Finds where every element would be put into a sorted row, as ``torch.searchsorted``.
 
     Args:
         sorted_sequence: ``[K]``, or ``[..., K]`` with a row for each of input's. Dtypes as of :func:`bucketize`.

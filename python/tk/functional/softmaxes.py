@@ -55,8 +55,9 @@ def _along(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None, c
 
 
 def _of_float64(op: str, x: Tensor, dim: int, config: Config) -> Tensor:
-    """By the formula of the other dtypes, of the kernels that float64 has: those of its maxima and its sums. What is
-    subtracted first is the maximum, exactly: from logsumexp, which is rounded, large elements differ by too much."""
+    """float64 by the formula of the other dtypes, made of the kernels that float64 has: those of its maxima and its
+    sums. What is subtracted first is the maximum, exactly: from logsumexp, which is rounded, large elements differ by
+    too much."""
     if x.numel() == 0:  # no maximum
         return x.clone()
     away = x - amax(x.detach(), dim, True, config=config)

@@ -48,8 +48,8 @@ class Wanted:
 
 
 def registered_families(registered: Registered) -> list[Family]:
-    """Of what a user's file announced: kernels for exactly its head sizes, and rounded up; of sizes that differ one for
-    the largest of both, too, which takes every layout."""
+    """The families of what a user's file announced: kernels for exactly its head sizes, and rounded up; of sizes that
+    differ one for the largest of both, too, which takes every layout."""
     heads = [h if isinstance(h, tuple) else (h, h) for h in registered.head_dims]
     rounded = dict.fromkeys((_round_up(qk), _round_up(v)) for qk, v in heads)
     for some in ([h for h in rounded if max(h) <= 256], list(rounded)):
@@ -80,8 +80,8 @@ def problem_of(traced: Traced, wanted: Wanted) -> Problem:
 
 
 def families(traced: Traced, wanted: Wanted) -> list[Family]:
-    """Of the pair's op and, with `backward`, of its gradients' op. Raises tk.UnsupportedError where it reads more
-    tensors than an op can have."""
+    """The families of the pair's op and, with `backward`, of its gradients' op. Raises tk.UnsupportedError where it
+    reads more tensors than an op can have."""
     problem = problem_of(traced, wanted)
     ops = {"attention": problem.op} | ({"its gradient": problem.backward_op} if wanted.backward else {})
     for what, op in ops.items():
@@ -131,7 +131,7 @@ def _of_dtypes(kernel: Kernel, dtypes: tuple[str, ...]) -> Kernel:
 
 
 def _with_wide_heads(kernel: Kernel, wanted: Wanted) -> Kernel:
-    """Without those of dtypes that are not to have them."""
+    """The kernel without wide heads of dtypes that are not to have them."""
     plan = kernel.plan
 
     def chosen(point: Point) -> Plan | None:
@@ -141,8 +141,8 @@ def _with_wide_heads(kernel: Kernel, wanted: Wanted) -> Kernel:
 
 
 def _sample(kernel: Kernel, point: Point) -> bool:
-    """Of the pairs that tests compile: the first of all axes, and what differs from it in one respect. What takes every
-    layout is of one head size."""
+    """Whether tests compile a point of a pair: the first of all axes, and what differs from it in one respect. What
+    takes every layout is of one head size."""
     heads = kernel.axes["head"]
     usual = {axis: values[0] for axis, values in kernel.axes.items()}
     if point.layout == "strided":
@@ -155,5 +155,5 @@ def _sample(kernel: Kernel, point: Point) -> bool:
 
 
 def _portable(kernel: Kernel, point: Point) -> bool:
-    """For GPUs that no cubin is for: the kernels that take everything."""
+    """Whether a point is for GPUs that no cubin is for: the kernels that take everything are."""
     return point.layout == "strided" and point.dtype != "fp32"

@@ -73,7 +73,7 @@ class _Scalars:
 
 @dataclass
 class _Read:
-    """Of a captured tensor, at an index of numbers and values. node: in the mod's graph."""
+    """A read of a captured tensor, at an index of numbers and values. node: in the mod's graph."""
 
     node: fx.Node
     source: fx.Node
@@ -154,7 +154,7 @@ class _Lowering:
         return [values[i] for r in self.reads for i in r.at if isinstance(i, fx.Node)]
 
     def _dtype(self, node: fx.Node, derivative: bool) -> torch.dtype:
-        """Of a derivative, what is read of 16 bits is fp32, so that its gradient is."""
+        """A node's dtype. Of a derivative, what is read of 16 bits is fp32, so that its gradient is."""
         if node.meta["kind"] != "tensor":
             return torch.float32 if node.meta["kind"] == "float" else torch.int64
         dtype = node.meta["dtype"]
@@ -264,7 +264,7 @@ def _read_of(node: fx.Node) -> _Read | None:
 
 
 def _is_input(node: fx.Node) -> bool:
-    """Of the core graph."""
+    """Whether a node is an input of the core graph."""
     if node.op == "placeholder":
         return not node.meta.get("rank")
     return node.target is aten.index.Tensor or node.target is aten.sym_size.int

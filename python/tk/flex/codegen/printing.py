@@ -71,14 +71,14 @@ class Mods:
     imports: tuple[str, ...] = ()
 
     def functions(self, name: str) -> Functions:
-        """Of a module `name` that has nothing else."""
+        """The functions of a module `name` that has nothing else."""
         texts = dict(score_mod=self.score, mask_mod=self.mask, score_grad=self.score_grad)
         head = "\n".join(["import triton", "import triton.language as tl", *self.imports])
         text = f'"""{name}: printed by {__name__}."""\n\n{head}\n\n\n' + "\n\n".join(filter(None, texts.values()))
         return Functions(*(getattr(source.module(name, text), f) if texts[f] else None for f in texts))
 
     def bundle(self, name: str, captures: Bundle) -> bundles.Mods:
-        """For a kernel's launch: the functions, and what they read."""
+        """The bundle for a kernel's launch: the functions, and what they read."""
         score, mask, score_grad = map(Const, self.functions(name))
         return bundles.Mods(score, mask, score_grad, captures, Const(None), bundles.NOTHING)
 
@@ -174,7 +174,7 @@ def _function(name: str, arguments: str, lines: Sequence[str]) -> str:
 
 
 def argument_names(c: Capture) -> list[str]:
-    """As Problem.captured has them."""
+    """The names of a capture's arguments, as Problem.captured has them."""
     if c.kind != "tensor":
         return [c.name]
     words = [f"{c.name}_words"] if c.has_two_widths else []
@@ -188,8 +188,9 @@ def argument_names(c: Capture) -> list[str]:
 
 @dataclass
 class Place:
-    """Where a captured tensor is read. offsets: a term for each dimension, by the tensor's own strides; dense: the
-    offset in a dense copy; bounds: of each dimension, comparisons that hold inside; deps: what it varies with."""
+    """The place at which a captured tensor is read. offsets: a term for each dimension, by the tensor's own strides;
+    dense: the offset in a dense copy; bounds: of each dimension, comparisons that hold inside; deps: what it varies
+    with."""
 
     offsets: list[str]
     dense: str
@@ -237,7 +238,7 @@ class Printer:
         return result
 
     def _is_read(self, name: str, text: str) -> bool:
-        """Of a capture's arguments: all of a tensor that is read, and others by name."""
+        """Whether a text reads an argument of a capture: of a tensor that is read all, and others by name."""
         return re.search(rf"\b{name.partition('_')[0]}\b|\b{name}\b", text) is not None
 
     # --- Values ---

@@ -1,4 +1,4 @@
-"""From a mod to its graph, in one spelling, and to values. Nothing here knows of kernels.
+"""Makes of a mod its graph, in one spelling, and values. Nothing here knows of kernels.
 
 trace.py      a score_mod and a mask_mod -> graphs, captures and a fingerprint; begin here
 reads.py      a copy of a mod that notes what it reads of its surroundings

@@ -84,7 +84,7 @@ class Graph:
         return "".join(f"{_line(n)}\n" for n in self.graph.nodes)
 
     def renumbered(self, first: int) -> Graph:
-        """With its captures counted from `first`."""
+        """The graph with its captures counted from `first`."""
         if first == self.first:
             return self
         graph = fx.Graph()
@@ -464,7 +464,7 @@ def _visit(node: fx.Node, seen: set[fx.Node], order: list[fx.Node]) -> None:
 
 
 def _widened(meta: dict[str, Any], packet: str, args: Any) -> dict[str, Any]:
-    """Of what is made of an int32 capture, which stands as int64."""
+    """The meta of what is made of an int32 capture, which stands as int64."""
     if meta["dtype"] != torch.int32 or packet == "_to_copy":
         return meta
     tensors = [x for x in _flat(args if packet != "index" else args[0]) if isinstance(x, fx.Node)]
@@ -514,7 +514,7 @@ def _is_full(x: Any, value: Any) -> bool:
 
 
 def _result_dtype(op: OpOverload, args: Sequence[Any], default: torch.dtype) -> torch.dtype:
-    """Of an op on 0-d tensors."""
+    """The dtype that an op on 0-d tensors gives."""
 
     def example(x: Any) -> Any:
         if not isinstance(x, fx.Node):

@@ -61,7 +61,7 @@ class Normal:
         self.keys: dict[fx.Node, tuple[str, str]] = {}
 
     def rewrite(self, nodes: Iterable[fx.Node]) -> None:
-        """In order; what comes of each is in `made`."""
+        """Rewrites nodes in order; what comes of each is in `made`."""
         for node in nodes:
             self.made[node] = self._rewritten(node) if node.op == "call_function" and _is_tensor(node) else node
 
@@ -146,7 +146,7 @@ class Normal:
         return _cast(self.make, self._sum(found, meta["dtype"]), meta["dtype"])
 
     def _sum_of(self, x: Any) -> Sum:
-        """Of something that was rewritten, or a number."""
+        """The sum that something rewritten, or a number, is."""
         if not isinstance(x, fx.Node):
             return Sum(constant=int(x))
         if not _is_tensor(x):
@@ -195,7 +195,7 @@ class Normal:
         return self.number(total, "int")
 
     def _sum(self, of: Sum, dtype: torch.dtype, with_numbers: bool = True) -> Any:
-        """As a node, what is added before what is taken away."""
+        """A sum as a node: what is added comes before what is taken away."""
         made: Any = None
         atoms = sorted(of.atoms, key=lambda x: (of.atoms[x] < 0, self._key(x)))
         for x in atoms:
@@ -212,7 +212,7 @@ class Normal:
         return self._op(aten.add.Tensor, made, total)
 
     def _op(self, target: Any, *args: Any) -> fx.Node:
-        """Of integers."""
+        """A node of an op of integers."""
         dtypes = [a.meta["dtype"] for a in args if _is_tensor(a)]
         dtype = torch.int64 if torch.int64 in dtypes else torch.int32
         return self.make(target, args, {}, {"kind": "tensor", "dtype": dtype})
@@ -342,7 +342,7 @@ class Normal:
         return found
 
     def _difference(self, x: fx.Node) -> tuple[str, Sum]:
-        """Of a comparison of integers: "le", "eq" or "ne", and what is compared with 0; else ""."""
+        """What a comparison of integers asks: "le", "eq" or "ne", and what is compared with 0; else ""."""
         name = x.target.overloadpacket.__name__ if x.op == "call_function" else ""  # type: ignore[union-attr]
         if name not in ("le", "ge", "eq", "ne") or not all(map(_is_int, x.args)):
             return "", Sum()
@@ -366,7 +366,7 @@ class Normal:
         return self._truth(aten.bitwise_not.default, x)
 
     def _where(self, args: Sequence[Any], meta: dict[str, Any]) -> fx.Node:
-        """By whichever of a condition and its opposite comes first."""
+        """A choice by whichever of a condition and its opposite comes first."""
         condition, x, y = args
         opposite = self._not(condition)
         if self._key(opposite) < self._key(condition):
@@ -426,7 +426,7 @@ class Normal:
         return self._signed(self.make(target, (a, b), {}, meta), sign * other, meta)
 
     def _plain(self, x: Any, others: Sequence[Any], meta: dict[str, Any]) -> Any:
-        """Without a conversion that the op does itself; a constant as a number."""
+        """An operand without a conversion that the op does itself; a constant as a number."""
         if not _is_tensor(x) or x.op != "call_function":
             return x
         rest = [y for y in others if y is not x and _is_tensor(y)]
@@ -510,7 +510,7 @@ def _absorbs(bounds: Mapping[Any, Sum], point: Sum, is_or: bool) -> bool:
 
 
 def _short(text: str) -> str:
-    """Of a long graph: its beginning, and which it is."""
+    """The short form of a long graph's text: its beginning, and which it is."""
     return text if len(text) <= 400 else f"{text[:300]}{hashlib.sha256(text.encode()).hexdigest()}"
 
 
@@ -606,7 +606,7 @@ def leaves_of(expression: Expression) -> list[int]:
 
 
 def evaluator(expression: Expression) -> Callable[[Sequence[Any]], Any]:
-    """Of the leaves' values."""
+    """A function of the leaves' values."""
     if not isinstance(expression, tuple):
         return lambda values: expression
     head, *parts = expression

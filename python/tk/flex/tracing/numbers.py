@@ -89,7 +89,7 @@ class Number:
         return found
 
     def expect_true(self, *_: Any) -> bool:
-        """Of torch._check, which torch does itself before a power of floats."""
+        """Answers torch._check, which torch does itself before a power of floats."""
         return True
 
     def known(self, *_: Any) -> Any:

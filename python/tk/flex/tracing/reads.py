@@ -225,7 +225,7 @@ class Reads:
         return self._thing(value, variable, found)
 
     def _key(self, key: Any, read: str, name: str) -> Any:
-        """Of a dict: numbers and texts are structure, and of what has attributes a mod is given the stand-in."""
+        """A dict's key: numbers and texts are structure, and of what has attributes a mod is given the stand-in."""
         if isinstance(key, (*_CONSTANTS, int, float)):
             return key
         if type(key) is tuple:
@@ -428,7 +428,7 @@ class Reads:
         self.require(f"lacks({variable}, {self._constant(key)})")
 
     def result(self, function: Callable[..., Any], args: tuple[Any, ...], variable: str, name: str) -> Any:
-        """Of a call whose arguments are plain: it is called again before the trace is used."""
+        """The result of a call whose arguments are plain: it is called again before the trace is used."""
         given = ", ".join(self._constant(a) for a in args)
         read = f"{variable}({given})"
         if read in self._answers:
@@ -578,7 +578,7 @@ def _is_number(value: Any) -> bool:
 
 
 def is_infinite(value: Any) -> bool:
-    """Of a number. Such a one says what a mod masks, and is structure."""
+    """Whether a number is infinite. Such a one says what a mod masks, and is structure."""
     return type(value) not in (int, torch.SymInt, torch.SymFloat) and abs(value) == math.inf
 
 

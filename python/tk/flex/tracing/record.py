@@ -165,7 +165,7 @@ class Recorder(TorchDispatchMode):
         return symbol(self, self.graph.placeholder(name), int if is_int else float, variable)
 
     def size(self, size: Size) -> int | torch.SymInt:
-        """As the mod sees it."""
+        """A size as the mod sees it."""
         node, d, variable, known = size
         if known is not None:
             return known
@@ -190,7 +190,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """To be skipped is to import it."""
+        """Dynamo would be imported to be skipped, so it is not."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -391,7 +391,7 @@ def _constant_of(x: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def ones(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """In the place of one."""
+    """A tensor of ones that stands for one of this dtype and shape."""
     with torch._C._DisableTorchDispatch():  # this is no doing of the mod's
         return torch.ones((), dtype=dtype, device="cpu").expand(shape)
 

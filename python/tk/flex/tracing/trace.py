@@ -121,7 +121,7 @@ class Pair:
 
     @property
     def captures(self) -> list[Capture]:
-        """Of the score graph first; in each by first use."""
+        """All captures: those of the score graph first, in each by first use."""
         held = zip(self.traced.captures, self.values, strict=True)
         return [Capture(c.kind, c.dtype, c.rank, c.of, c.name, value) for c, value in held]
 
@@ -347,7 +347,7 @@ class _World:
 
 
 def _trace(fn: Mod, kind: str) -> _Mod:
-    """With every number run-time argument first; those that the mod decides by become structure."""
+    """Traces a mod, first with every number a run-time argument; those that it decides by become structure."""
     check_parameters(fn, kind)
     constants: frozenset[str] = frozenset()
     around = states.snapshot()
@@ -406,7 +406,7 @@ def _of_graph(graph: Graph, kind: str, match: Any, numbers: frozenset[str]) -> _
 
 @contextlib.contextmanager
 def _outside(is_grad: bool) -> Iterator[None]:
-    """For code that is not the mod's and may make tensors: none of it is recorded."""
+    """Lets code run that is not the mod's and may make tensors: none of it is recorded."""
     with contextlib.ExitStack() as stack:
         if torch.utils._python_dispatch._len_torch_dispatch_stack():
             stack.enter_context(torch.utils._python_dispatch._disable_current_modes())

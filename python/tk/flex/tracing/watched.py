@@ -348,7 +348,7 @@ def _special_number(x: Watched, method: str, function: Callable[[Any], Any]) -> 
 
 
 def _operated(x: Any, method: str, *args: Any) -> Any:
-    """By the object's own function, or by what it holds."""
+    """Applies an operator by the object's own function, or to what it holds."""
     reads, value, variable, name = _held(x)
     if isinstance(value, type | types.ModuleType):
         return NotImplemented
