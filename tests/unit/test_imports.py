@@ -29,9 +29,6 @@ CIRCLES = {
     ("tk.inspect", "tk"),
     # What torch's registry of flash attention calls, once somebody asks for tk there.
     ("tk._flash", "tk.dropin.flash"),
-    # Calls with DTensors, of which each rank computes its part by the same function.
-    ("tk.flex.api", "tk.parallel.attention"),
-    ("tk.functional.losses", "tk.parallel.loss"),
     # It calls the functions that a program sees.
     ("tk", "tk.dropin"),
 }

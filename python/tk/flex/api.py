@@ -146,7 +146,7 @@ def sdpa(
     if is_distributed(query):
         from tk.parallel import attention  # it needs torch.distributed.tensor
 
-        return attention.sdpa(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+        return attention.sdpa(sdpa, query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
     if query.dim() < 2:
         raise ValueError(f"tk.sdpa: query is {list(query.shape)}, must be [..., H, M, D]")
     if attn_mask is not None:

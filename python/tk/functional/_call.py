@@ -197,6 +197,14 @@ def to_end(x: Tensor, dim: int) -> Tensor:
     return x if dim == x.dim() - 1 else x.movedim(dim, -1)
 
 
+def classes_last(x: Tensor) -> Tensor:
+    """[rows, C] of [C], [N, C] or [N, C, ...]."""
+    if x.dim() == 2:
+        return x
+    x = x.movedim(0 if x.dim() == 1 else 1, -1)
+    return x.reshape(product(x.shape[:-1]), x.shape[-1])
+
+
 def dense_rows(x: Tensor, dim: int, least: int = 2) -> Tensor:
     """:func:`to_end`, a copy where `least` elements of a row, or more, lie apart: kernels that sort or scan rows share
     them out, or read them several times, only where they lie beside each other."""

@@ -12,7 +12,18 @@ from torch.nn import _reduction
 
 from tk import parallel
 from tk._arguments import number, optional_flag, whole
-from tk.functional._call import Config, as_int64, autocast, check_tensor, needs, only_aten_has, product, run, taken
+from tk.functional._call import (
+    Config,
+    as_int64,
+    autocast,
+    check_tensor,
+    classes_last,
+    needs,
+    only_aten_has,
+    product,
+    run,
+    taken,
+)
 from tk.functional.reductions import sum
 
 if TYPE_CHECKING:
@@ -146,14 +157,6 @@ def _is_few_long_columns(x: Tensor) -> bool:
     rows, classes = x.shape
     is_across = type(rows) is int and type(classes) is int and 1 < rows < FEW_ROWS and x.stride(1) != 1
     return is_across and classes > SHORT_ROW
-
-
-def classes_last(x: Tensor) -> Tensor:
-    """[rows, C] of [C], [N, C] or [N, C, ...]."""
-    if x.dim() == 2:
-        return x
-    x = x.movedim(0 if x.dim() == 1 else 1, -1)
-    return x.reshape(product(x.shape[:-1]), x.shape[-1])
 
 
 def _weights(input: Tensor, weight: Tensor | None) -> Tensor:

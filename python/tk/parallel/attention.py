@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import local_map
 
-from tk import errors, flex
+from tk import errors
 
 __all__ = ["sdpa"]
 
 
-def sdpa(query: DTensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, *settings: Any) -> Tensor:
-    """``tk.sdpa`` of DTensors on one mesh. Where query is sharded by a batch dimension or by heads, so are key, value
-    and mask; they are redistributed where they are not. What is sharded by another dimension is gathered first, and so
-    is what the ranks cannot share evenly. settings: the arguments behind attn_mask.
+def sdpa(
+    of_rank: Callable[..., Tensor],
+    query: DTensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    *settings: Any,
+) -> Tensor:
+    """``tk.sdpa`` of DTensors on one mesh. of_rank: that of each rank's part. Where query is sharded by a batch
+    dimension or by heads, so are key, value and mask; they are redistributed where they are not. What is sharded by
+    another dimension is gathered first, and so is what the ranks cannot share evenly. settings: the arguments behind
+    attn_mask.
 
     Raises tk.UnsupportedError for a tensor beside them that is none, or is on another mesh."""
     mesh = query.device_mesh
@@ -39,7 +48,7 @@ def sdpa(query: DTensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, *
     grads = of_mask and [Partial() if s.is_shard() and m.is_replicate() else m
                          for s, m in zip(shards, of_mask, strict=True)]  # fmt: skip
     run = local_map(
-        lambda q, k, v, mask: flex.sdpa(q, k, v, mask, *settings),
+        lambda q, k, v, mask: of_rank(q, k, v, mask, *settings),
         out_placements=(shards,),
         in_placements=(shards, shards, shards, of_mask),
         in_grad_placements=(shards, shards, shards, grads),

@@ -19,8 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from tk import errors
-from tk.functional._call import WIDE_FLOATS, Config, one_device
-from tk.functional.losses import classes_last
+from tk.functional._call import WIDE_FLOATS, Config, classes_last, one_device
 from tk.functional.reductions import amax, logsumexp, sum
 
 __all__ = ["cross_entropy"]
