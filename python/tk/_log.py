@@ -1,9 +1,12 @@
-"""The ``tk`` logger, and TK_LOG."""
+"""The ``tk`` logger and TK_LOG, and what torch logs."""
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _FORMAT = "tk %(levelname)s: %(message)s"
 
@@ -23,3 +26,20 @@ def set_up() -> None:
     except ValueError:
         logger.setLevel(logging.WARNING)
         logger.warning("TK_LOG=%s is no level; there are debug, info, warning and error", wanted)
+
+
+@contextmanager
+def without_errors_of_fakes() -> Iterator[None]:
+    """As long as it holds, torch does not log what ops refuse of tensors without values, with a traceback each, in this
+    thread. The error itself is raised as ever, and is an answer to whoever asks with such tensors."""
+    own = threading.get_ident()
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != own
+
+    logger.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_others)

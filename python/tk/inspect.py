@@ -171,7 +171,7 @@ def supports(op: str, *args: Any, **kwargs: Any) -> Support:
     """Whether ``tk.<op>(*args, **kwargs)`` would run, and if not, which constraint fails and what is nearest."""
     try:
         explanation = explain(op, *args, **kwargs)
-    except (errors.UnsupportedError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+    except (errors.UnsupportedError, ValueError, TypeError, IndexError, RuntimeError) as error:  # torch's own too
         return Support(False, str(error))
     return Support(explanation.runs, explanation.reason)
 

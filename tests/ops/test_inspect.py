@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import ctypes
 import itertools
+import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import tk
 from tk import _library, _packs, capi
@@ -247,6 +249,32 @@ def test_they_say_what_is_wrong_in_an_argument() -> None:
         assert not answer and named, name
     with pytest.raises(IndexError, match=r"tk\.softmax: dim is 2"):
         tk.explain("softmax", x, 2)
+
+
+@pytest.mark.parametrize("name", sorted({call.name for call in _calls.calls()}))
+def test_supports_answers_for_every_dtype(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where torch's own op says what is wrong, on this machine and on a GPU that is described."""
+    caplog.set_level(logging.WARNING, "torch._subclasses.fake_tensor")
+    for call in _calls.calls():
+        for dtype in (torch.int8, torch.bool, torch.uint16, torch.float64, torch.complex64, torch.float8_e5m2):
+            cast = partial(_cast, dtype=dtype)
+            args, kwargs = tree_map_only(torch.Tensor, cast, (call.args, call.kwargs))
+            for arch in ({}, {"arch": 90}) if call.name == name else ():
+                answer = tk.supports(name, *args, **kwargs, **arch)
+                assert isinstance(answer.reason, str) and (answer or answer.reason)
+    assert not [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def test_what_does_not_broadcast_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """torch logs a traceback for what an op refuses of fake tensors."""
+    caplog.set_level(logging.WARNING, "torch._subclasses.fake_tensor")
+    answer = tk.supports("max", torch.ones(5, 10), torch.ones(3), arch=90)
+    assert not answer and "broadcast" in answer.reason
+    assert not [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
 def test_dropout_without_a_seed_draws_nothing() -> None:

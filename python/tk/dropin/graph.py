@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from tk import _log
 
 __all__ = ["Graph", "graph_of"]
 
@@ -34,7 +33,7 @@ def graph_of(function: Callable[..., Any], examples: Sequence[Tensor]) -> Graph 
         return function(*args)
 
     try:
-        with torch.no_grad(), _unlogged():
+        with torch.no_grad(), _log.without_errors_of_fakes():
             nodes = make_fx(call, tracing_mode="fake")(*examples).graph.nodes
     except Exception:  # whatever a model's own code raises on tensors without values
         return None
@@ -51,23 +50,6 @@ def graph_of(function: Callable[..., Any], examples: Sequence[Tensor]) -> Graph 
         if node.target in (aten.add.Tensor, aten.add.Scalar):
             added.update(x for x in node.args if isinstance(x, float))
     return Graph(identities[node], frozenset(added))
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """torch logs what an op refuses of tensors without values, with a traceback. Here that is an answer: most modules
-    take other tensors than the examples."""
-    own = threading.get_ident()
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-
-    def is_of_others(record: logging.LogRecord) -> bool:
-        return record.thread != own
-
-    logger.addFilter(is_of_others)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_of_others)
 
 
 def _text(node: fx.Node, identities: dict[fx.Node, str]) -> str:

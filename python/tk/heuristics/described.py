@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tk import _library, capi, errors
+from tk import _library, _log, capi, errors
 from tk.heuristics import problem
 from tk.heuristics.problem import AtenCall, Described
 
@@ -136,7 +136,7 @@ def steps(gpu: Gpu, function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     from torch._subclasses import FakeTensorMode  # it takes a while to import
 
     found: list[Described | AtenCall] = []
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _log.without_errors_of_fakes():
         args, kwargs = tree_map_only(torch.Tensor, lambda x: _dense(x, "cuda"), (args, kwargs))
         with Recording(lambda op, *a, **k: found.extend(_steps_of_op(gpu, op, *a, **k)), found.append):
             try:
