@@ -4,8 +4,10 @@ what needs neither torch nor the libraries (``tk --version``, ``tk --help``, a m
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -68,12 +70,23 @@ def version() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is: a terminal may have neither × nor a path's ü
     if not arguments:
         parser().print_help(sys.stderr)
         return 2
     if arguments[0] not in COMMANDS:
         found = parser().parse_args(arguments)  # ends the process with the answer, or with what is wrong
         arguments = arguments[arguments.index(found.command) :]  # of `tk -- info`
-    from tk import cli
-
-    return cli.run(arguments)
+    # torch says this once a process where NumPy is not installed, and no command uses it.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
+    try:
+        try:
+            from tk import cli
+        except ImportError as error:  # no torch, or a library that does not load into it
+            print(f"tk: {error}", file=sys.stderr)
+            return 1
+        return cli.run(arguments)
+    except KeyboardInterrupt:
+        print("\ntk: interrupted", file=sys.stderr)
+        return 130

@@ -368,6 +368,8 @@ def test_verify_finds_a_flipped_byte(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["verify", str(path), "--no-gpu"]) == 1
     assert main(["verify", str(tmp_path / "absent.tkpack"), "--no-gpu"]) == 1
     assert "absent.tkpack" in capsys.readouterr().out
+    assert main(["verify", str(tmp_path), "--no-gpu"]) == 1
+    assert f"pack {tmp_path} is a folder; name a pack" in capsys.readouterr().out
 
 
 def test_verify_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -505,3 +507,58 @@ def test_error_ratio() -> None:
     assert error_ratio(good, good, exact).mean == pytest.approx(1, rel=1e-2)
     assert error_ratio(good, good, exact).is_good() and not error_ratio(bad, good, exact).is_good()
     assert not error_ratio(good * torch.nan, good, exact).is_good()
+
+
+def test_a_terminal_without_our_letters_gets_the_rest() -> None:
+    command = [sys.executable, "-m", "tk", "bench"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "tk bench FUNCTION [SHAPE|NAME=VALUE \\u2026]" in done.stdout
+
+
+def test_a_library_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    code = "import sys, _tk_command; sys.exit(_tk_command.main(['info']))"  # the console script
+    environment = os.environ | {"TK_LIBRARY_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"tk: tk's native library is not at {tmp_path}/libtk_ops.so. ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("when", ["torch", "the command"])
+def test_an_interruption_is_a_sentence(when: str, tmp_path: Path) -> None:
+    """Also while torch is imported, which takes the first second of every command."""
+    code = "import sys, _tk_command; sys.exit(_tk_command.main(['info']))"
+    if when == "torch":
+        (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    else:
+        code = "import tk.cli.info\ndef stop(all): raise KeyboardInterrupt\ntk.cli.info._rows = stop\n" + code
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "\ntk: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("arch", "said"),
+    [
+        ("86", "it runs the kernels for sm_80: write 80"),
+        ("sm_89", "it runs the kernels for sm_80: write 80"),
+        ("90a", "write 90"),
+        ("75", "tk needs sm_80 or newer"),
+        ("120", "where no pack is for it, it runs PTX for sm_80"),
+        ("", "'';"),
+        ("x", "'x';"),
+    ],
+)
+def test_an_architecture_without_a_pack_is_told_what_it_runs(
+    arch: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (80, 90):
+        pack = tiny_pack.write(tmp_path / f"{number}.tkpack", f"served_{number}", number)
+        tk.load_pack(pack)
+    for command, there in (
+        (["explain", "mm", "64x64", "64x64"], "there are 80 (A100), 90 (H100)"),
+        (["list"], "there are"),
+    ):
+        text = main_error([*command, "--arch", arch], capsys)
+        assert said in text and there in text and "did you mean" not in text

@@ -1,6 +1,6 @@
-"""Every Python block of README.md and docs/*.md runs, with small tensors on the CPU; so does every command of
-tk that needs no GPU. Links lead to files and headings that exist. What docs/ops-of-your-own.md says is taken is taken,
-and what it says is refused is refused.
+"""Every Python block of README.md and docs/*.md runs, with small tensors on the CPU: with the names that the blocks
+before it on its page have made, and no other. So does every command of tk that needs no GPU. Links lead to files and
+headings that exist. What docs/ops-of-your-own.md says is taken is taken, and what it says is refused is refused.
 
 A block that begins a file of the reader's (a decorator, a registration, a FAMILY) is written to the file that the next
 `tk build` line names."""
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+import tk
 from tk.dropin import measured
 
 ROOT = Path(__file__).parents[2]
@@ -38,19 +39,6 @@ def blocks(document: Path) -> list[tuple[str, str]]:
 
 
 WITH_PYTHON = [d for d in DOCUMENTS if any(language == "python" for language, _ in blocks(d))]
-
-
-def prepared() -> dict[str, Any]:
-    """What the blocks take for granted."""
-    import tk
-
-    S, B, H = 64, 2, 4
-    q, k, v = (torch.randn(B, H, S, 64, dtype=torch.bfloat16) for _ in range(3))
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
-    ids = torch.arange(S).div(16, rounding_mode="floor").int()
-    return dict(tk=tk, torch=torch, q=q, k=k, v=v, S=S, B=B, H=H, model=model, ids=ids, x=torch.randn(4, 8),
-                slopes=torch.rand(H), train=lambda model: model(torch.randn(4, 8)).sum().backward(),
-                enable_on_the_cpu=partial(tk.enable, device="cpu"))  # fmt: skip
 
 
 def on_the_cpu(source: str) -> str:
@@ -95,7 +83,7 @@ def test_the_snippets_run(document: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(measured, "path_of", lambda device: tmp_path / "use.json")  # and the cache of the rest is warm
     torch.manual_seed(0)
-    names = prepared()
+    names: dict[str, Any] = {"enable_on_the_cpu": partial(tk.enable, device="cpu")}
     written = ""
     for language, text in blocks(document):
         if language == "python" and is_a_file(text):

@@ -897,6 +897,7 @@ def test_arguments_that_choose_nothing_say_what_there_is(dry_run, tmp_path, monk
         (["--arch", "90", "--only", "scale("], "--only 'scale(' is no regular expression: "),
         (["--arch", "90", "--only", "scale_adds"], "the nearest: 'scale_add'"),
         (["--arch", "90", "--only", "^$"], "--only '^$' matches none of the names of"),
+        (["--arch", "90", "--only", "^$"], " sm_90'\n"),  # and nothing is said to be near it
     ):
         assert run(parser.parse_args(list(map(str, [unit_kernels.__file__, *how, *args])))) == 2
         said = capsys.readouterr()
@@ -939,6 +940,47 @@ def test_what_cannot_be_written_is_said_before_anything_is_compiled(tmp_path, mo
 def test_the_command_fails_with_a_status(tmp_path):
     done = run_cli(tmp_path / "gone.py", cache=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (1, f"tk build: {tmp_path}/gone.py: there is no such file\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import sys; sys.exit(3)", 'SystemExit: 3; what ends the process belongs under if __name__ == "__main__"'),
+        ("from .beside import x", "; a file is imported by itself, with its folder on the path: write import NAME"),
+        ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_says_why(source, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "wrong.py").write_text(source)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert run(parser.parse_args([str(tmp_path / "wrong.py"), "--dry-run"])) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"tk build: {tmp_path}/wrong.py cannot be imported: ") and said in line
+
+
+def test_what_is_no_file_of_sources_is_called_what_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "cache"))
+    os.mkfifo(tmp_path / "pipe.py")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert run(parser.parse_args([str(tmp_path / "pipe.py"), "--dry-run"])) == 1
+    assert capsys.readouterr().err == f"tk build: {tmp_path}/pipe.py is no regular file\n"
+
+
+def test_two_files_that_declare_an_op_of_one_name_are_both_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "cache"))
+    files = [tmp_path / "one.py", tmp_path / "other.py"]
+    for file in files:
+        file.write_text('import tk\n\n@tk.op(x="T[N]", T="fp32")\ndef named_alike(x):\n    return x * 2\n')
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert run(parser.parse_args([*map(str, files), "--dry-run"])) == 1
+    said = f"more than one family declares op named_alike, in {files[0]} and in {files[1]}; rename one"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two"])

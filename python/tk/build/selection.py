@@ -64,8 +64,8 @@ def check_variants(
     names = [v.name for f in families for p in packs for v in grid_of(f, p.target).variants]
     nearest = difflib.get_close_matches(only, dict.fromkeys([*(n.split("[")[0] for n in names), *names]), 3, 0.3)
     raise SelectsNothing(
-        f"--only {only!r} matches none of the names of {len(names)} variants, which are like {names[0]!r}; "
-        f"the nearest: {', '.join(map(repr, nearest)) or 'none'}"
+        f"--only {only!r} matches none of the names of {len(names)} variants, which are like {names[0]!r}"
+        + (f"; the nearest: {', '.join(map(repr, nearest))}" if nearest else "")
     )
 
 

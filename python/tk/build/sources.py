@@ -41,10 +41,11 @@ def file_families(paths: Sequence[Path], debug: bool = False) -> list[Family]:
     that cannot be imported or declare nothing."""
     found = _Found()
     for path in paths:
-        before = len(found.families) + len(found.refused)
+        families, before = len(found.families), len(found.families) + len(found.refused)
         with refusals.kept() as declarations:
             found.add(lambda path=path: found.add_file(path, debug))  # type: ignore[misc]
         found.refused += declarations
+        found.files.update((id(family), path) for family in found.families[families:])
         if len(found.families) + len(found.refused) == before:
             found.refused.append(BuildError(
                 f"{path} declares nothing: no function under @tk.op, no mods (tk.flex.register), no tk.b2b.register, "
@@ -69,6 +70,7 @@ class _Found:
 
     families: list[Family] = field(default_factory=list)
     refused: list[Exception] = field(default_factory=list)
+    files: dict[int, Path] = field(default_factory=dict)  # by the family's id: the user's file that declares it
 
     def add(self, part: Part) -> None:
         try:
@@ -92,8 +94,11 @@ class _Found:
         """The families. Raises Refused where anything is refused."""
         by_name: dict[str, Family] = {}
         for family in self.families:
-            if by_name.setdefault(family.op.name, family) is not family:
-                self.refused.append(BuildError(f"more than one family declares op {family.op.name}"))
+            first = by_name.setdefault(family.op.name, family)
+            if first is not family:
+                files = [f"{self.files[id(one)]}" for one in (first, family) if id(one) in self.files]
+                where = f", in {' and in '.join(dict.fromkeys(files))}; rename one" if files else ""
+                self.refused.append(BuildError(f"more than one family declares op {family.op.name}{where}"))
         if self.refused:
             raise Refused(self.refused, list(by_name.values()))
         return self.families
