@@ -14,6 +14,7 @@ read:
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tk import _library, _log
@@ -90,30 +91,70 @@ def __getattr__(name: str) -> Any:
             return found
         if name in functional.FUNCTIONS:
             raise AttributeError(f"tk.{name} needs {', '.join(functional.FUNCTIONS[name].ops)}: in no loaded pack")
-    raise AttributeError(f"module 'tk' has no attribute {name!r}")
+    # With these Python itself names the nearest, and only where the error is shown.
+    raise AttributeError(f"module 'tk' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:
-    names = {*globals(), "b2b", "enable", "use", *_OF_FLEX}
+    names = {*globals(), "b2b", "enable", "op", "use", *_OF_FLEX}
     return sorted(names.union(_functions().available() if _library.is_wanted() else ()))
 
 
 if TYPE_CHECKING:
-    from tk import b2b, flex  # noqa: F401
-    from tk.dropin import enable, use  # noqa: F401
-    from tk.flex import flex_attention, sdpa, varlen_attn  # noqa: F401
-    from tk.functional.activations import geglu, gelu, silu, swiglu  # noqa: F401
-    from tk.functional.indexing import gather, index_add, index_put, scatter_add  # noqa: F401
-    from tk.functional.linear_losses import linear_cross_entropy  # noqa: F401
-    from tk.functional.losses import cross_entropy  # noqa: F401
-    from tk.functional.norms import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm  # noqa: F401
-    from tk.functional.optimizers import adamw_  # noqa: F401
-    from tk.functional.quantization import quantize_fp8  # noqa: F401
-    from tk.functional.random import dropout, dropout_add, rand, randint, randn  # noqa: F401
-    from tk.functional.reductions import amax, argmax, logsumexp, mean, std_mean, sum, var_mean  # noqa: F401
-    from tk.functional.scans import cummax, cummin, cumprod, cumsum, logcumsumexp  # noqa: F401
-    from tk.functional.searches import bucketize, searchsorted  # noqa: F401
-    from tk.functional.softmaxes import log_softmax, softmax  # noqa: F401
-    from tk.functional.sorts import argsort, sort, topk  # noqa: F401
-    from tk.functional.tables import embedding, rope  # noqa: F401
+    from tk import b2b, flex
+    from tk.dropin import enable, use
+    from tk.flex import flex_attention, sdpa, varlen_attn
+    from tk.functional.activations import geglu, gelu, silu, swiglu
+    from tk.functional.indexing import gather, index_add, index_put, scatter_add
+    from tk.functional.linear_losses import linear_cross_entropy
+    from tk.functional.losses import cross_entropy
+    from tk.functional.norms import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm
+    from tk.functional.optimizers import adamw_
+    from tk.functional.quantization import quantize_fp8
+    from tk.functional.random import dropout, dropout_add, rand, randint, randn
+    from tk.functional.reductions import amax, argmax, logsumexp, mean, std_mean, sum, var_mean
+    from tk.functional.scans import cummax, cummin, cumprod, cumsum, logcumsumexp
+    from tk.functional.searches import bucketize, searchsorted
+    from tk.functional.softmaxes import log_softmax, softmax
+    from tk.functional.sorts import argsort, sort, topk
+    from tk.functional.tables import embedding, rope
     from tk.generated import op
+
+    # A type checker takes what an installed package imports for its own, but for what is in here.
+    __all__ += ["adamw_", "add_layer_norm", "add_rms_norm", "amax", "argmax", "argsort", "b2b", "bucketize"]
+    __all__ += [
+        "cross_entropy",
+        "cummax",
+        "cummin",
+        "cumprod",
+        "cumsum",
+        "dropout",
+        "dropout_add",
+        "embedding",
+        "enable",
+    ]
+    __all__ += [
+        "flex",
+        "flex_attention",
+        "gather",
+        "geglu",
+        "gelu",
+        "group_norm",
+        "index_add",
+        "index_put",
+        "layer_norm",
+    ]
+    __all__ += ["linear_cross_entropy", "log_softmax", "logcumsumexp", "logsumexp", "mean", "quantize_fp8", "rand"]
+    __all__ += [
+        "randint",
+        "randn",
+        "rms_norm",
+        "rope",
+        "scatter_add",
+        "sdpa",
+        "searchsorted",
+        "silu",
+        "softmax",
+        "sort",
+    ]
+    __all__ += ["std_mean", "sum", "swiglu", "topk", "use", "var_mean", "varlen_attn"]

@@ -562,3 +562,9 @@ def test_an_architecture_without_a_pack_is_told_what_it_runs(
     ):
         text = main_error([*command, "--arch", arch], capsys)
         assert said in text and there in text and "did you mean" not in text
+
+
+def test_python_names_the_nearest_of_a_mistyped_name() -> None:
+    code = "import tk; tk.sofmax"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "module 'tk' has no attribute 'sofmax'. Did you mean: 'softmax'?" in done.stderr

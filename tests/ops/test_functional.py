@@ -1027,6 +1027,7 @@ def test_wrong_arguments(name: str) -> None:
 
 def test_the_functions_are_those_of_the_loaded_packs() -> None:
     assert set(functional.available()) == set(functional.FUNCTIONS) <= set(dir(tk))
+    assert set(tk.__all__) <= set(dir(tk))
     with pytest.raises(AttributeError, match="no attribute 'hardmax'"):
         tk.hardmax  # noqa: B018
 

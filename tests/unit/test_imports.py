@@ -185,3 +185,15 @@ def test_a_room_imports_those_above_it() -> None:
     for name, room in ROOMS.items():
         assert room.at_once <= above, name
         above.add(name)
+
+
+def test_a_type_checker_sees_every_name_of_tk():
+    """mypy --strict takes what the installed package imports for its own, but for what __all__ has."""
+    (checked,) = (
+        node
+        for node in ast.parse((PYTHON / "tk" / "__init__.py").read_text()).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    imported = {a.name for node in checked.body if isinstance(node, ast.ImportFrom) for a in node.names}
+    told = {name for node in checked.body if isinstance(node, ast.AugAssign) for name in ast.literal_eval(node.value)}
+    assert imported - {"op"} == told and {"softmax", "use", "flex_attention"} <= told  # "op" is in it at run time, too
