@@ -1,4 +1,4 @@
-"""Trains a small GPT on the bytes of this repository, with documents packed side by side in each row.
+"""Trains a small GPT on the bytes of the installed tk's sources, with documents packed side by side in each row.
 
     python examples/gpt.py [--steps 60] [--device cuda]
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import tk
 from tk.flex import BlockMask, and_masks, create_block_mask, mods
 
-ROOT = Path(__file__).resolve().parent.parent
+SOURCES = Path(tk.__file__).parent  # there wherever this file is copied to
 END = 256  # of a document; the tokens before it are bytes
 
 
@@ -66,10 +66,9 @@ def position_in_document(documents: Tensor) -> Tensor:
     return at - torch.where(is_first, at, 0).cummax(1).values
 
 
-def read_documents(root: Path) -> list[Tensor]:
-    """The bytes of the sources and texts, each with an END."""
-    files = sorted(p for folder in ("docs", "kernels", "python") for p in (root / folder).rglob("*.[pm][yd]"))
-    return [torch.tensor([*p.read_bytes(), END]) for p in files]
+def read_documents(folder: Path) -> list[Tensor]:
+    """The bytes of the sources, each with an END."""
+    return [torch.tensor([*p.read_bytes(), END]) for p in sorted(folder.rglob("*.py"))]
 
 
 def rows(documents: Sequence[Tensor], B: int, S: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
@@ -92,7 +91,7 @@ def rows(documents: Sequence[Tensor], B: int, S: int, generator: torch.Generator
 def train(steps: int, device: str = "cpu", B: int = 4, S: int = 512) -> list[float]:
     """The loss of each step, in bits per byte."""
     torch.manual_seed(0)
-    batches = rows(read_documents(ROOT), B, S, torch.Generator().manual_seed(0))
+    batches = rows(read_documents(SOURCES), B, S, torch.Generator().manual_seed(0))
     model = GPT(longest=S).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     losses = []

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from examples import example
@@ -13,6 +18,13 @@ def test_gpt_learns() -> None:
     losses = example("gpt").train(steps=12, B=2, S=128)
     assert losses[0] == pytest.approx(8, abs=0.5)  # all bytes alike
     assert losses[-1] < 6.2
+
+
+def test_gpt_needs_no_checkout(tmp_path: Path) -> None:
+    """The example's file alone, beside an installed tk."""
+    copied = shutil.copy(Path(example("gpt").__file__), tmp_path / "gpt.py")
+    done = subprocess.run([sys.executable, copied, "--steps", "1"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_documents_do_not_see_each_other() -> None:
