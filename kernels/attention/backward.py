@@ -590,7 +590,7 @@ def _gradient_of(problem: Problem, c: Capture) -> Pointer:
 
 
 def row_arguments(problem: Problem, point: Point) -> dict[str, Arg | Bundle]:
-    """By name: what the launches take that work out statistics of rows of queries."""
+    """The arguments, by name, of the launches that work out statistics of rows of queries."""
     op = problem.backward_op
     return {
         "out": problem.rows(op, "result_0", point),

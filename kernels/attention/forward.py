@@ -234,7 +234,7 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...], layouts: tuple
 
 
 def arguments(problem: Problem, mods: Mods, point: Point) -> dict[str, Arg | Bundle]:
-    """By name; of decoding too."""
+    """The arguments by name; decoding has them too."""
     op, c = problem.op, point.config
     tensors = ForwardTensors(
         **{name: problem.rows(op, name, point) for name in ("query", "key", "value", "out")},

@@ -1,4 +1,4 @@
-"""When Hopper's kernels for gradients run, and with which arguments."""
+"""The plans of Hopper's kernels for gradients: when they run, and with which arguments."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -100,7 +100,7 @@ def _padded(problem: Problem) -> Expr:
 
 
 def _rows(problem: Problem) -> Expr:
-    """Of the statistics."""
+    """The rows of the statistics."""
     op = problem.backward_op
     return op.local("B") * op.local("H") + 1
 
@@ -111,7 +111,7 @@ def _buffers(problem: Problem, has_mask: bool) -> tuple[Buffer, ...]:
 
 
 def _tiles(problem: Problem) -> tuple[Expr, Expr, Expr, Expr]:
-    """Of keys, of one head and in all; of queries, the same."""
+    """The tiles of keys, of one head and in all; of queries, the same."""
     op = problem.backward_op
     B, H, M, N, H_kv = (op.local(n) for n in ("B", "H", "M", "N", "H_kv"))
     n_tiles, m_tiles = ceil_div(N, _TILE), ceil_div(M, _TILE)

@@ -240,7 +240,7 @@ def make_ring(STAGES: gl.constexpr, ARRIVALS: gl.constexpr, CONSUMERS: gl.conste
 
 
 def no_repeats(op: Op, names: Sequence[str]) -> Iterator[Constraint]:
-    """Of what tensor maps describe."""
+    """Requires that what tensor maps describe is repeated nowhere."""
     for name in names:
         t = tensor(op, name)
         for d in range(3):
@@ -248,7 +248,7 @@ def no_repeats(op: Op, names: Sequence[str]) -> Iterator[Constraint]:
 
 
 def descriptor(op: Op, name: str, dtype: str, rows: int, columns: int) -> TensorMap:
-    """Of [batch, heads, rows, head size]."""
+    """The tensor map of a [batch, heads, rows, head size] tensor."""
     t = tensor(op, name)
     layout = NVMMASharedLayout(128, 16, 4)
     # The stride of a dimension of size 1 is 0, which no tensor map takes.

@@ -39,7 +39,7 @@ def documents_at(offset: int, ids_of_queries: torch.Tensor, ids_of_keys: torch.T
 
 
 def behind(mask_mod: mods.MaskMod, offset: int | torch.Tensor) -> mods.MaskMod:
-    """For queries that stand `offset` behind the first key, as they do in decoding."""
+    """The mask for queries that stand `offset` behind the first key, as they do in decoding."""
 
     def of_later(b: torch.Tensor, h: torch.Tensor, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         return mask_mod(b, h, q_idx + offset, kv_idx)

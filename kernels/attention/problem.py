@@ -215,7 +215,7 @@ class Problem:
         ]
 
     def max_at(self, op: Op) -> Expr:
-        """Where in a head's statistics the largest scores begin; 0 where they are not wanted."""
+        """The place in a head's statistics where the largest scores begin; 0 where they are not wanted."""
         return select(op.int("max_scores") != 0, op.local("M"), 0)
 
     def _backward_outputs(self, op: Op) -> list[Output]:
@@ -342,7 +342,7 @@ class Problem:
         return reduce(and_, found) if found else None
 
     def pointer(self, op: Op, name: str) -> Pointer:
-        """Of a tensor whose layout nothing is known of."""
+        """The pointer to a tensor whose layout nothing is known of."""
         return Pointer(tensor(op, name), "i32" if name in _INTEGERS else "fp32", aligned=False)
 
     def rows(self, op: Op, name: str, point: Point) -> Pointer:
@@ -384,7 +384,7 @@ class Problem:
         return BlockStrides(of_list(""), of_list("full_"))
 
     def optional(self, op: Op) -> dict[str, Arg]:
-        """Of kv_lengths, page_table and sinks."""
+        """The arguments of kv_lengths, page_table and sinks."""
         lengths, pages, sinks = (tensor(op, n) for n in ("kv_lengths", "page_table", "sinks"))
         return dict(
             stride_length=Int(lengths.stride(0), "i64"),
@@ -426,7 +426,7 @@ class Problem:
         return require((D <= head.qk) & (DV <= head.v), f"head sizes up to {head.qk} and {head.v}")
 
     def axes(self, heads: tuple[Head, ...], layouts: tuple[str, ...], tf32: bool = False) -> dict[str, Sequence[Any]]:
-        """Of a kernel's grid. tf32: it has a variant for that precision."""
+        """The axes of a kernel's grid. tf32: it has a variant for that precision."""
         precisions = PRECISIONS if tf32 and "fp32" in self.dtypes else PRECISIONS[:1]
         return {"dtype": self.dtypes, "precision": precisions, "head": heads, "layout": layouts}
 

@@ -15,7 +15,7 @@ def spatial(value: Callable[[int], Expr], dtype: str = "i32", divisible: bool = 
 
 
 def extents(t: Tensor) -> Spatial:
-    """Of images, or the taps of a weight."""
+    """The extents of images, or of the taps of a weight."""
     return spatial(lambda d: t.size(3 + d))
 
 
@@ -57,7 +57,7 @@ def image_strides(t: Tensor, divisible: bool = False, together: bool = False) ->
 
 
 def weight_strides(t: Tensor, divisible: bool = False, together: bool = False) -> WeightStrides:
-    """As ``image_strides``."""
+    """A weight's strides, as ``image_strides`` gives those of images."""
     tap = spatial(lambda d: t.stride(3 + d), "i64", divisible)
     o, c = (Int(t.stride(i), "i64", divisible) for i in (1, 2))
     return WeightStrides(Int(t.stride(0), "i64"), o, Const(1) if together else c, tap)

@@ -49,7 +49,8 @@ def plain_cores(point: Point, op: Op, work: Expr, per_ns: int, *, launches: int 
 
 
 def waiting_ns(programs: Expr, occupancy: int, steps: Expr, step_ns: int) -> Expr:
-    """Of programs that wait for memory in each of their steps, `occupancy` of them on a multiprocessor at once."""
+    """The time of programs that wait for memory in each of their steps, `occupancy` of them on a multiprocessor at
+    once."""
     room = device.sm_count * occupancy
     return steps * step_ns * maximum(programs, room) // room
 

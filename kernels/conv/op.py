@@ -96,7 +96,7 @@ def has_pieces(t: Tensor, dimension: int, piece: int, *also: Expr, others: tuple
 
 
 def channels_together(out: Tensor, channels: Expr, others: tuple[int, ...] = OF_PIXELS) -> Constraint:
-    """Of a copy that TMA, and loads of 16 bytes, can have."""
+    """Requires channels as a copy has them that TMA, and loads of 16 bytes, can take."""
     holds = has_pieces(out, 2, 16, channels % 16 == 0, others=others)
     return require(holds, "out with channels together, a multiple of 16, on a 16-byte boundary")
 

@@ -14,8 +14,8 @@ from tk.kernels.conv.op import OF_PIXELS, OF_TAPS, geometry
 
 
 def dense_strides(t: Tensor, dims: tuple[int, ...], least: Expr) -> tuple[Expr, ...]:
-    """Of `dims`, outermost first. The stride of a dimension of size 1 says nothing, and TMA wants one: as if dense, on
-    top of `least`."""
+    """The strides of `dims`, outermost first. The stride of a dimension of size 1 says nothing, and TMA wants one: as
+    if dense, on top of `least`."""
     found: list[Expr] = []
     inner = least
     for d in reversed(dims):
@@ -132,7 +132,7 @@ class Gather:
 
 
 def pixel_pitch(t: Tensor) -> Expr:
-    """From a pixel to the next, if `is_even`; of a single one, its channels."""
+    """The elements from a pixel to the next, if `is_even`; of a single one, its channels."""
     pitch: Expr = t.size(2)
     for d in (0, 3, 4, 5):
         pitch = select(t.size(d) == 1, pitch, t.stride(d))

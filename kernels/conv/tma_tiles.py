@@ -44,7 +44,8 @@ def subtile_of(point: Point) -> int:
 
 
 def is_compiled(point: Point) -> bool:
-    """With such a store, for so many dimensions: of a config that is one of ``tile``."""
+    """Whether a kernel with such a store is compiled, for so many dimensions: that of a config that is one of
+    ``tile``."""
     c = point.config
     return point.store in c.stores.split() and (point.spatial == 2 or c.three)
 
@@ -64,8 +65,8 @@ def tile(block_m: int, block_n: int, num_stages: int, subtile_n: int, stores: st
 
 
 def tile_args(point: Point, rows: Expr, channels: Expr, tiles: Expr) -> dict[str, Any]:
-    """Of a kernel that walks over the tiles of a result of `rows`, which are pixels. channels: of a tap, which are
-    summed over."""
+    """The arguments of a kernel that walks over the tiles of a result of `rows`, which are pixels. channels: of a tap,
+    which are summed over."""
     return dict(
         rows=Int(rows),
         channels=Int(channels),

@@ -105,7 +105,7 @@ def nearest(arch: int) -> int:
 
 
 def kind_of(point: Point) -> str:
-    """Of operations: the dtype, and for fp32 the precision."""
+    """The kind of operations: the dtype, and for fp32 the precision."""
     return point.precision if point.dtype == "fp32" else point.dtype
 
 
@@ -113,8 +113,8 @@ _AS_FAST = {"fp16": "bf16", "fp8e5": "fp8e4nv"}
 
 
 def weights_name(point: Point) -> str:
-    """Of the points that have their weights in common: "config/dtype/order", and what changes a config's pace. What has
-    one order of operands has nn."""
+    """The name of the weights that points have in common: "config/dtype/order", and what changes a config's pace. What
+    has one order of operands has nn."""
     kind = _AS_FAST.get(kind_of(point), kind_of(point))
     loads = "" if point.axes.get("aligned", True) else " unaligned"
     rows = f" {point.rows} rows" if "rows" in point.axes else ""

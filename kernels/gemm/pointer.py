@@ -203,7 +203,8 @@ def suits_config(point: Point) -> bool:
 
 
 def is_compiled(point: Point, beside_tma: bool = False) -> bool:
-    """Of a kernel that has AXES, and whose config is one of ``tile``. beside_tma: also where TMA kernels would do."""
+    """Whether a kernel is compiled that has AXES, and whose config is one of ``tile``. beside_tma: also where TMA
+    kernels would do."""
     if not makes_sense(point) or not suits_config(point):
         return False
     if not point.aligned:

@@ -35,7 +35,7 @@ class Batch(Tensor):
         return super().stride(0)
 
     def apart(self, by: int) -> Constraint:
-        """So that what is loaded at once lies as evenly in every matrix."""
+        """Requires matrices so far apart that what is loaded at once lies as evenly in every one."""
         return require(self.batch_stride % by == 0, f"{self.name}'s matrices a multiple of {by} elements apart")
 
 
@@ -50,12 +50,12 @@ def _order(a: Tensor, b: Tensor, out: Tensor) -> Expr:
 
 
 def dtype_selector(t: Tensor) -> Selector:
-    """By DTYPE_AXIS."""
+    """The place of a tensor's dtype in DTYPE_AXIS."""
     return Selector(select(t.dtype == DTYPES["bf16"], 0, select(t.dtype == DTYPES["fp16"], 1, 2)), 3)
 
 
 def out_selector(a: Tensor, out: Tensor) -> Selector:
-    """By OUT_AXIS."""
+    """The place of the result's dtype in OUT_AXIS."""
     return Selector((out.dtype == DTYPES["fp32"]) & (a.dtype != DTYPES["fp32"]), 2)
 
 
@@ -161,7 +161,7 @@ class Gemm:
         return require(self.op.local("largest") < 2**31 - 2**16, "M, N and K < 2**31 - 65536")
 
     def loads_16_bytes(self, point: Point) -> tuple[Constraint, ...]:
-        """Of a and b: through TMA, or by a thread at once."""
+        """Requires that 16 bytes of a and b can be loaded at once: through TMA, or by a thread."""
         return tuple(
             require(self.op.local(f"{t.name}_tma"), _alignment_message(t, 16 // ITEMSIZE[point.dtype]))
             for t in (self.a, self.b)
@@ -210,7 +210,8 @@ def _alignment_message(t: Tensor, by: int) -> str:
 
 
 def batch_invariant(why: str = "K is split") -> Constraint:
-    """Of a kernel whose sums go by M: it splits K as the number of tiles asks for, or takes few rows only."""
+    """Requires batch-invariant mode off, for a kernel whose sums go by M: it splits K as the number of tiles asks for,
+    or takes few rows only."""
     return require(~mode("batch_invariant"), f"batch_invariant mode off, since {why}")
 
 

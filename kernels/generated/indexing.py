@@ -41,7 +41,7 @@ def gather_columns(x, index):
 
 @op(x="T[..., K]", index="I[..., N]", source="T[..., N]", T=SUMS, I=INDEX)
 def scatter_add(x, index, source):
-    """Of 16 bits in fp32, but for few additions a place: tk.codegen.ways, "rounded"."""
+    """scatter_add, of 16 bits in fp32 but for few additions a place: tk.codegen.ways, "rounded"."""
     return x.scatter_add(-1, index, source)
 
 

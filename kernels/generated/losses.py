@@ -13,7 +13,7 @@ def _picked(x, at):
 
 
 def _logsumexp(x):
-    """Not torch's, which is infinite where ATen's cross entropy of an infinite logit is NaN."""
+    """logsumexp, but not torch's, which is infinite where ATen's cross entropy of an infinite logit is NaN."""
     largest = x.amax(-1, keepdim=True).detach()
     return (x - largest).exp().sum(-1).log() + largest.squeeze(-1)
 

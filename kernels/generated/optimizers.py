@@ -6,8 +6,8 @@ from tk.kernels.generated import FLOATS
 
 
 def _adamw(params, grads, exp_avgs, exp_avg_sqs, steps, lr, beta1, beta2, eps, weight_decay, sign):
-    """As torch.optim's fused step, in fp32 and rounded once; what follows from the step alone in fp64, since 1 - beta2
-    cancels in the first steps."""
+    """A step as torch.optim's fused one, in fp32 and rounded once; what follows from the step alone in fp64, since 1 -
+    beta2 cancels in the first steps."""
     for param, grad, exp_avg, exp_avg_sq, step in zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True):
         count = step + 1
         size = (lr / (1 - beta1 ** count.double())).float()
@@ -27,7 +27,7 @@ def _adamw(params, grads, exp_avgs, exp_avg_sqs, steps, lr, beta1, beta2, eps, w
     beta1="float", beta2="float", eps="float", weight_decay="float", sign="float", T=FLOATS,
 )  # fmt: skip
 def adamw(params, grads, exp_avgs, exp_avg_sqs, steps, lr, beta1, beta2, eps, weight_decay, sign):
-    """In place. sign: -1 to maximize, else 1."""
+    """A step in place. sign: -1 to maximize, else 1."""
     _adamw(params, grads, exp_avgs, exp_avg_sqs, steps, lr, beta1, beta2, eps, weight_decay, sign)
 
 
@@ -36,5 +36,5 @@ def adamw(params, grads, exp_avgs, exp_avg_sqs, steps, lr, beta1, beta2, eps, we
     beta1="float", beta2="float", eps="float", weight_decay="float", sign="float", T=("bf16", "fp16"),
 )  # fmt: skip
 def adamw_mixed(params, grads, exp_avgs, exp_avg_sqs, steps, lr, beta1, beta2, eps, weight_decay, sign):
-    """With moments in fp32."""
+    """A step with moments in fp32."""
     _adamw(params, grads, exp_avgs, exp_avg_sqs, steps, lr, beta1, beta2, eps, weight_decay, sign)

@@ -42,13 +42,13 @@ def row_max(x, sign):
 
 @op(x="T[..., N]", T=(*WIDE, "i64"))
 def row_prod(x):
-    """Of integers modulo 2^64. tk.generated.gradients has its gradient."""
+    """The product; of integers modulo 2^64. tk.generated.gradients has its gradient."""
     return x.prod(-1)
 
 
 @op(x="bool[..., N]", wanted="int")
 def row_any(x, wanted):
-    """With wanted 1 whether any element is true, with 0 whether all are: whether not any is false."""
+    """Whether any element is true, with wanted 1; with 0 whether all are: whether not any is false."""
     return (x.to(torch.int32) == wanted).any(-1).to(torch.int32) == wanted
 
 

@@ -13,7 +13,7 @@ def cumsum(x):
 
 @op(x="T[..., N]", T=(*WIDE, "i64"))
 def cumprod(x):
-    """Of integers modulo 2^64."""
+    """The running product; of integers modulo 2^64."""
     return x.cumprod(-1)
 
 

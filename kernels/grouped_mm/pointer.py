@@ -156,7 +156,7 @@ def group_constraints(point: Point, gemm: Gemm, groups: Expr, batched: Batch) ->
 
 
 def tiles_of_rows(gemm: Gemm, groups: Expr, config: Config) -> Tiles:
-    """As many as there can be: every group may begin a row of tiles of its own."""
+    """The tiles that there can be at most: every group may begin a row of tiles of its own."""
     n_tiles = ceil_div(gemm.N, config.block_n)
     expected = groups * ceil_div(longest(gemm.M_choice, groups), config.block_m) * n_tiles
     return replace(tiles_of(gemm, config), count=(gemm.M // config.block_m + groups) * n_tiles, expected=expected)

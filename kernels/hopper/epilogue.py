@@ -1,4 +1,4 @@
-"""From the accumulator to memory: activation(alpha acc + beta bias), by sub-tiles, through shared memory and TMA.
+"""Takes the accumulator to memory: activation(alpha acc + beta bias), by sub-tiles, through shared memory and TMA.
 
 A whole tile would take the ring's shared memory, and its epilogue too many registers.
 """

@@ -143,7 +143,8 @@ def few_rows_plan(
     guess: Expr,
     constraints: tuple[Constraint, ...] = (),
 ) -> Plan:
-    """Of a kernel for up to `most` rows, and for more than the value of `rows_axis` before the point's is for."""
+    """The plan of a kernel for up to `most` rows, and for more than the value of `rows_axis` before the point's is
+    for."""
     fewer = max((rows for rows in rows_axis if rows < point.rows), default=0)
     constraints = (
         require((M > fewer) & (M <= most), f"{fewer} < M <= {most}"),

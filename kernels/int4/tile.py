@@ -231,7 +231,7 @@ _SPLIT = (
 
 
 def _configs(shapes: tuple[tuple[int, ...], ...], suffix: str = "") -> dict[int, tuple[Config, ...]]:
-    """On other GPUs than Hopper's one for each block of K."""
+    """The configs by architecture: on other GPUs than Hopper's one for each block of K."""
     hopper = tuple(shape(*sizes, suffix, occupancy=occupancy) for *sizes, occupancy in shapes)
     last = {c.block_k: c for c in hopper if c.block_m <= 64}
     return {90: hopper} | dict.fromkeys((80, 100), tuple(last.values()))

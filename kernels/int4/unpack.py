@@ -1,4 +1,4 @@
-"""From packed bytes to weights.
+"""Makes weights of packed bytes.
 
 A word holds four columns of two k: the nibble of column c and of k's parity h is bits 8 c + 4 h and up. Over an
 exponent, a nibble is a float32: bits 16 to 19 over that of 128 are 128 + value, bits 12 to 15 over that of 2048 are

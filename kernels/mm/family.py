@@ -40,7 +40,8 @@ def _usual(kernel: Kernel, point: Point) -> dict[str, object]:
 
 
 def _respects(kernel: Kernel, point: Point) -> int:
-    """Of Hopper's further schedules little more than the usual product: they take the longest to compile."""
+    """The number of respects in which tests compile a point that differs from the usual one: of Hopper's further
+    schedules almost none, for they take the longest to compile."""
     is_usual = kernel.name != "mm_tma" or "_coop" in point.config.name or point.epilogue == "vector"
     return 1 if is_usual else 0
 

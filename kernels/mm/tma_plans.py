@@ -133,7 +133,8 @@ _HALF, _TF32 = 2, 4  # bytes of an operand's element: which dtypes a config is f
 
 def _config(itemsizes: tuple[int, ...], block_m: int, main_n: int, extra_n: int, num_stages: int, block_k: int = 64,
             **other: int | str | None) -> tuple[Config, ...]:  # fmt: skip
-    """For 16-bit operands, for tf32 with half the K, or for both. The block is wgmma's: with swap_ab, N by M of out.
+    """A config for 16-bit operands, for tf32 with half the K, or for both. The block is wgmma's: with swap_ab, N by M
+    of out.
 
     The name says what CUTLASS's would: tile of out x block of K, stages, schedule (ws: one consumer warp group, coop:
     two or three share a tile, pingpong), and the cluster along M x N."""

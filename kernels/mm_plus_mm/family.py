@@ -153,7 +153,8 @@ def _usual(kernel: Kernel, point: Point) -> dict[str, object]:
 
 
 def _respects(kernel: Kernel, point: Point) -> int:
-    """Of Hopper's second schedule the usual product alone."""
+    """The number of respects in which tests compile a point that differs from the usual one: of Hopper's second
+    schedule none."""
     return 0 if point.config.name.endswith("_pingpong") else 1
 
 

@@ -13,7 +13,7 @@ _STRIDED = 4  # of the selector `order`
 
 
 def _locals() -> dict[str, Expr]:
-    """Of the first product; bytes are those of both, and a pitch is unaligned where one of the two is."""
+    """The locals of the first product; bytes are those of both, and a pitch is unaligned where one of the two is."""
     both = {name: _FIRST[name] + _SECOND[name] for name in ("k_bytes", "a_bytes", "b_bytes")}
     both |= {name: _FIRST[name] | _SECOND[name] for name in ("a_pitch_unaligned", "b_pitch_unaligned")}
     return _FIRST | both | {

@@ -42,7 +42,8 @@ _SHAPES = ((16, 1, 2), (16, 2, 2), (16, 4, 2), (32, 1, 2), (64, 4, 1))
 
 
 def _configs() -> Iterator[Config]:
-    """As mm's of as many bytes in the ring; what accumulates slowly adds up after 128 values of K."""
+    """The configs: those of mm with as many bytes in the ring; what accumulates slowly adds up after 128 values of
+    K."""
     for rows, cluster, occupancy in _SHAPES:
         for accumulation, block_k in (("fast", 256), ("slow", 128)):
             stages, like_stages = (200 * 1024 // occupancy // ((64 + rows) * n) for n in (block_k, 256))

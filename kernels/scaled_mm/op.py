@@ -39,7 +39,7 @@ def scaled_selectors(a: Tensor, b: Tensor, out: Tensor) -> dict[str, Selector]:
 
 
 def _index(dtype: Expr, axis: tuple[str, ...]) -> Expr:
-    """Where in `axis` it is; the last if nowhere else."""
+    """The place of a dtype in `axis`; the last if it is nowhere else."""
     found = select(dtype == DTYPES[axis[-2]], len(axis) - 2, len(axis) - 1)
     return select(dtype == DTYPES[axis[0]], 0, found)
 

@@ -178,7 +178,7 @@ def tile(block_m: int, block_n: int, num_stages: int, subtile_n: int, subtile_n_
 
 def _cut(block_m: int, block_n: int, num_stages: int, accumulations: str, schedule: str = "ws", block_k: int = 128,
          subtile_n: int = 0, all_types: bool = False, like: str = "") -> Config:  # fmt: skip
-    """With swap-AB: block_m columns of out by block_n rows."""
+    """A config with swap-AB: block_m columns of out by block_n rows."""
     width = subtile_n or block_n
     like = like or f"{block_n}x{block_m}x{block_k // 2}_s{num_stages}_{schedule}_swap_ab_stream_k"
     usual = tile(block_m, block_n, num_stages, width, width, accumulations, schedule, block_k, 1, all_types, like)

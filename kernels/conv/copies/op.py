@@ -47,6 +47,6 @@ def copy_family(
     configs: tuple[Config, ...],
     axes: Mapping[str, tuple[object, ...]] | None = None,
 ) -> Family:
-    """Of one kernel, all of which tests compile."""
+    """The family of one kernel, all of which tests compile."""
     kernel = Kernel(op.name, op, {"bits": _BITS, **(axes or {})}, dict.fromkeys(ARCHS, configs), plan)
     return Family(op, (kernel,), sample=lambda kernel, point: True)

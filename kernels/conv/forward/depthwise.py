@@ -93,7 +93,7 @@ def whole_pixels(point: Point) -> Constraint:
 
 
 def without_divisors(arg: Any) -> Any:
-    """Of numbers, in bundles too: the kernel has them in pieces."""
+    """The argument without the divisors of its numbers, in bundles too: the kernel has them in pieces."""
     if isinstance(arg, tuple):
         return type(arg)(*map(without_divisors, arg))
     return replace(arg, divisible=False) if isinstance(arg, Int) else arg

@@ -231,15 +231,15 @@ def contained_launch(point: Point, merge: Expr, when: Expr | int = 1) -> Launch:
 
 
 def contained_cost(point: Point, merge: Expr) -> Expr:
-    """Of contained_launch, picoseconds: of each pixel and each product two elements are read, which lie in one sector
-    of 32 bytes or beside those of other pixels, and hardly ever is there more to do."""
+    """The cost of contained_launch, picoseconds: of each pixel and each product two elements are read, which lie in one
+    sector of 32 bytes or beside those of other pixels, and hardly ever is there more to do."""
     bytes_read = 32 if point.layout == "channels_last" else 2 * OP.local("itemsize")
     return 2_000_000 + OP.local("M_choice") * ceil_div(G, merge) * bytes_read // 4
 
 
 def merged_groups(op: Op, channels: Expr, outputs: int, inputs: int) -> Expr:
-    """Of a program: as many as fit blocks of so many output and input channels, one at least. channels: that go into a
-    group."""
+    """The groups that a program merges: as many as fit blocks of so many output and input channels, one at least.
+    channels: that go into a group."""
     room = minimum(outputs // maximum(op.local("N"), 1), inputs // maximum(channels, 1))
     return minimum(maximum(room, 1), op.local("groups"))
 

@@ -14,7 +14,7 @@ def stride(d: int) -> Expr:
 
 
 def places(d: int) -> Expr:
-    """Of a phase along d."""
+    """The places of a phase along d."""
     return ceil_div(OUT.size(3 + d), stride(d))
 
 

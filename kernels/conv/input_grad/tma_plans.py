@@ -39,7 +39,7 @@ def _span(d: int) -> Expr:
 
 
 def _lower(d: int) -> Expr:
-    """Not above the first pixel of grad that place 0 of any phase reads."""
+    """A pixel of grad that is not above the first one that place 0 of any phase reads."""
     return _geometry("padding", d) // _geometry("stride", d) - _span(d)
 
 

@@ -22,7 +22,7 @@ from tk.generated.records import GeneratedOp, Result
 
 
 def _divided(a: float, b: float) -> float:
-    """As a kernel has it, which raises nothing: a variance of one element divides by 0."""
+    """The quotient as a kernel has it, which raises nothing: a variance of one element divides by 0."""
     if b:
         return a / b
     return math.copysign(math.inf, a) * math.copysign(1, b) if a and a == a else math.nan
