@@ -1,4 +1,4 @@
-"""Where things lie: bundles of what says which convolution it is, filled by plans and read by kernels; and device
+"""The places of things: bundles of what says which convolution it is, filled by plans and read by kernels; and device
 functions that turn a row of an implicit product into a pixel, and a tap into a step."""
 
 from typing import Any, NamedTuple

@@ -30,8 +30,8 @@ def set_up() -> None:
 
 @contextmanager
 def without_errors_of_fakes() -> Iterator[None]:
-    """As long as it holds, torch does not log what ops refuse of tensors without values, with a traceback each, in this
-    thread. The error itself is raised as ever, and is an answer to whoever asks with such tensors."""
+    """Keeps torch from logging, in this thread, what ops refuse of tensors without values, with a traceback each. The
+    error itself is raised as ever, and is an answer to whoever asks with such tensors."""
     own = threading.get_ident()
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 

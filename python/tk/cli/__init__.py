@@ -46,13 +46,13 @@ def run(arguments: Sequence[str]) -> int:
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    """With its place in a file of the user's. A place in a library is of no use at a terminal."""
+    """Shows a warning with its place in a file of the user's. A place in a library is of no use at a terminal."""
     is_library = "site-packages" in filename or Path(filename).is_relative_to(Path(__file__).parents[1])
     place = "" if is_library else f"{filename}:{lineno}: "
     print(f"{place}{category.__name__}: {message}", file=file or sys.stderr)
 
 
 def _add_command(subparsers: Any, name: str) -> None:
-    """With its arguments. No other command's module is imported."""
+    """Adds a command with its arguments. No other command's module is imported."""
     import_module(COMMANDS[name][0]).add_parser(subparsers)
     subparsers.choices[name].set_defaults(parser=subparsers.choices[name])

@@ -153,7 +153,7 @@ class Maker:
 
 
 def _each_sequence(query: Tensor, key: Tensor, value: Tensor, *starts: Any) -> Tensor:
-    """Of tk.varlen_attn's arguments."""
+    """Attention of each sequence that tk.varlen_attn's arguments hold."""
     found = []
     for at in zip(*(pairwise(x.tolist()) for x in starts[:2]), strict=True):
         rows, columns = (slice(*ends) for ends in at)
@@ -163,7 +163,7 @@ def _each_sequence(query: Tensor, key: Tensor, value: Tensor, *starts: Any) -> T
 
 
 def _linear_loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """Of a batch by rows: cross_entropy has classes second, linear has them last."""
+    """The loss of a batch by rows: cross_entropy has classes second, linear has them last."""
     logits = F.linear(x, weight)
     is_batch = logits.dim() > 2 and logits.shape[:-1] == target.shape
     return F.cross_entropy(logits.flatten(0, -2), target.flatten()) if is_batch else F.cross_entropy(logits, target)

@@ -23,7 +23,7 @@ __all__ = ["Arguments", "Shape", "argument", "parameters", "read"]
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a tensor argument. dtype: None for what --dtype says."""
+    """The shape of a tensor argument. dtype: None for what --dtype says."""
 
     sizes: tuple[int, ...]
     is_transposed: bool = False
@@ -73,7 +73,7 @@ def _value(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Of a call: the shapes by their places, all else by name."""
+    """The arguments of a call: the shapes by their places, all else by name."""
 
     shapes: tuple[Shape, ...]
     keywords: dict[str, Any]
@@ -214,7 +214,7 @@ def _numbers(shape: Shape) -> str:
 
 
 def parameters(function: str) -> list[Parameter]:
-    """Of a function of tk, or of an op of a loaded pack."""
+    """The parameters of a function of tk, or of an op of a loaded pack."""
     if function not in tk.inspect.functions():
         schema = getattr(torch.ops.tk, function).default._schema
         # Behind the config stand the modes, which tk.config sets.

@@ -26,7 +26,7 @@ class ErrorRatio:
 
     @property
     def over_allowed(self) -> float:
-        """At most 1 where it is good; infinite of NaN."""
+        """The error over what is allowed: at most 1 where it is good; infinite of NaN."""
         if math.isnan(self.mean) or math.isnan(self.max):
             return math.inf
         return max(self.mean / MOST_MEAN, self.max / MOST)

@@ -24,7 +24,8 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def as_json(found: Any) -> str:
-    """Of records (dataclasses), and of lists, dicts and texts of them. What JSON has no form for is shown as text."""
+    """JSON of records (dataclasses), and of lists, dicts and texts of them. What JSON has no form for is shown as
+    text."""
     return json.dumps(found, default=_plain, indent=2)
 
 
@@ -33,7 +34,7 @@ def _plain(x: Any) -> Any:
 
 
 def dtype_name(text: str) -> str:
-    """For argparse: "bf16" of that, "bfloat16" or "torch.bfloat16"."""
+    """A dtype's name for argparse: "bf16" of that, "bfloat16" or "torch.bfloat16"."""
     if (name := _dtypes.named(text)) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no dtype; there are {_dtypes.there_are()}{_dtypes.hint(text)}")
     return name
@@ -60,7 +61,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 
 def check_device(text: str) -> None:
-    """Of --device. Raises Usage; that there is no GPU at all is the command's to say."""
+    """Checks --device. Raises Usage; that there is no GPU at all is the command's to say."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
         raise Usage(f"--device {text}: it is cpu, cuda, or a GPU by its number, as cuda:1")
     count = torch.cuda.device_count()
@@ -69,7 +70,7 @@ def check_device(text: str) -> None:
 
 
 def runs_on(text: str, archs: Sequence[int]) -> str:
-    """Of an architecture that is none of archs: whose kernels its GPUs run. "" of what names no architecture."""
+    """Says of an architecture that is none of archs whose kernels its GPUs run; "" of what names no architecture."""
     found = re.fullmatch(r"(?:sm_?)?(\d{2,3})[af]?", text)
     if not found:
         return ""

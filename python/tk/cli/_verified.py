@@ -83,7 +83,7 @@ class Checked:
 
 
 def name_of(call: object, kernel: str, config: str) -> str:
-    """Of a run."""
+    """The name of a run."""
     return f"{call} by {kernel} {config}"
 
 
@@ -132,7 +132,8 @@ class Case:
 
 
 def every_config(case: Case, device: str, skipped: Sequence[str] = (), asked: Asked = ONCE) -> Iterator[Checked]:
-    """Of each kernel that the call launches, while the others are chosen as ever. skipped: ops of other calls."""
+    """Checks every config of each kernel that the call launches, while the others are chosen as ever. skipped: ops of
+    other calls."""
     try:
         with torch.no_grad(), _named(f"what describes {case}"):
             problems = {_seen(d.problem): d.problem for d in describe_all(case.run)}.values()
@@ -200,7 +201,7 @@ def repeated(
     device: str,
     asked: Asked,
 ) -> Checked:
-    """As often as is asked; what it says is of the first run that is wrong."""
+    """Repeats a run as often as is asked; what it says is of the first run that is wrong."""
     errors, bad, first = [0.0], 0, about
     runs = asked.repeat or 1
     for _ in range(runs):
@@ -245,8 +246,8 @@ def _bound(found: Tensor, exact: Tensor, size: Tensor, is_tf32: bool) -> float:
 
 
 def unit(dtype: torch.dtype, is_tf32: bool) -> float:
-    """Of the largest result what may be wrong in any: a few roundings of what products are made of and of the result.
-    Sums of float32 have some in every step."""
+    """The share of the largest result that may be wrong in any: a few roundings of what products are made of and of the
+    result. Sums of float32 have some in every step."""
     if dtype is torch.float32:
         return 2.0**-8 if is_tf32 else 2.0**-17
     return {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9, torch.float64: 2.0**-40}.get(dtype, 2.0**-2)
@@ -256,7 +257,7 @@ def unit(dtype: torch.dtype, is_tf32: bool) -> float:
 
 
 def functions(device: str, asked: Asked = ONCE) -> Iterator[Checked]:
-    """Of tk's functions over kernels written by hand, with ragged sizes and with whole tiles."""
+    """Checks tk's functions over kernels written by hand, with ragged sizes and with whole tiles."""
     generated_ones = register.names()  # below, with every dtype that they have
     for dtype in DTYPES:
         calls = [
@@ -271,7 +272,7 @@ def functions(device: str, asked: Asked = ONCE) -> Iterator[Checked]:
 
 
 def _asked(calls: Iterable[Call], dtype: torch.dtype) -> Iterator[tuple[Call, bool]]:
-    """Of float32, where a call can name its precision, with either; and whether it may round to tf32."""
+    """Calls, of float32 with either precision where a call can name one; and whether each may round to tf32."""
     for call in calls:
         if dtype is not torch.float32 or "precision" not in inspect.signature(call.function).parameters:
             yield call, dtype is torch.float32 and allows_tf32()
@@ -281,7 +282,7 @@ def _asked(calls: Iterable[Call], dtype: torch.dtype) -> Iterator[tuple[Call, bo
 
 
 def _exact(call: Call) -> Any:
-    """On the CPU: by torch in float64; where torch has no such function, by tk's reference."""
+    """The exact result on the CPU: by torch in float64; where torch has no such function, by tk's reference."""
     args, kwargs = tree_map_only(Tensor, lambda x: x.cpu(), (call.args, call.kwargs))
     if "device" in kwargs:
         kwargs["device"] = "cpu"
@@ -295,7 +296,7 @@ def _exact(call: Call) -> Any:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Of a convolution. input: [N, C, ...]; weight: [C_out, C / groups, ...]."""
+    """The geometry of a convolution. input: [N, C, ...]; weight: [C_out, C / groups, ...]."""
 
     input: tuple[int, ...]
     weight: tuple[int, ...]
@@ -392,7 +393,8 @@ TALL = 17, 4096  # rows of few others, and how long they are, which is where col
 
 
 def generated_ops(device: str, asked: Asked = ONCE) -> Iterator[Checked]:
-    """Of the package and of users: for every choice of dtypes and flags, against the recorded graph in float64."""
+    """Checks generated ops, of the package and of users: for every choice of dtypes and flags, against the recorded
+    graph in float64."""
     for name in register.names():
         op = register.find(name)
         assert op is not None
@@ -435,8 +437,9 @@ def _row_of(signature: Signature, n: int) -> dict[str, int]:
 def _example(
     example: Example, device: str, ran: dict[int, bool], only_new: bool, asked: Asked, turned: bool = False
 ) -> Iterator[Checked]:
-    """With every config that fits. ran: whether a config has run, in calls of the same dtypes and flags. only_new: with
-    those alone that have not. turned: of tensors whose last dimension is not the one that is contiguous."""
+    """Checks an example with every config that fits. ran: whether a config has run, in calls of the same dtypes and
+    flags. only_new: with those alone that have not. turned: of tensors whose last dimension is not the one that is
+    contiguous."""
     torch.manual_seed(asked.seed)  # of each call by itself, since others may be left out
     try:
         args = example.arguments(device)

@@ -24,7 +24,7 @@ _EVERYWHERE = 1 << 30
 
 
 def mods(device: str, queries: Sequence[int] = QUERIES, asked: Asked = ONCE) -> Iterator[Checked]:
-    """With what they capture made up. The gradients are of query, key, value and of what is captured."""
+    """Checks mods, with what they capture made up. The gradients are of query, key, value and of what is captured."""
     for name in register.attention_names():
         op = register.find(name)
         text = op.meta.get("flex") if op is not None else None
@@ -39,7 +39,7 @@ def mods(device: str, queries: Sequence[int] = QUERIES, asked: Asked = ONCE) -> 
 
 
 class _Pair:
-    """Of a pair's forward or backward op the call of one shape."""
+    """The call of one shape of a pair's forward or backward op."""
 
     def __init__(self, name: str, traced: Traced, dtype: torch.dtype, size: int, rows: int, seed: int = 0):
         generator = torch.Generator().manual_seed(seed)
@@ -92,7 +92,8 @@ class _Pair:
         return flex.backward(*given, *self.request(device, dtype).for_gradient, True)
 
     def magnitudes(self, lse: Tensor, exact: Sequence[Tensor]) -> list[Tensor]:
-        """Of a captured tensor's gradient the sum of its terms' magnitudes; of the others the gradients themselves.
+        """What errors are held against: the sum of its terms' magnitudes for a captured tensor's gradient; for the
+        others the gradients themselves.
 
         A captured value is read by many scores, and its gradient is the sum of all their gradients. Those of a row sum
         to grad_lse alone, whatever grad_out is, because a softmax does not change when a number is added to a row. So
@@ -106,8 +107,8 @@ class _Pair:
 def _magnitudes_of_terms(
     request: flex.Request, traced: Traced, lse: Tensor, grad_out: Tensor, grad_lse: Tensor
 ) -> list[Tensor]:
-    """Of each captured tensor with a gradient: of each element what the gradients of all scores that read it add up to
-    without their signs. In float64, with all scores at once."""
+    """For each captured tensor with a gradient, and each element of it, what the gradients of all scores that read it
+    add up to without their signs. In float64, with all scores at once."""
     query, key, value = request.operands
     place = indices([0], range(HEADS), (0, query.shape[2]), (0, KEYS), "cpu")
     values = traced.values_of(request.tensors, request.floats, request.ints)

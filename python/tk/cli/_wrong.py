@@ -24,7 +24,7 @@ class Asked:
         return self.only is None or self.only.search(name) is not None
 
     def prepare(self, device: str) -> None:
-        """Before every run."""
+        """Prepares a run; it is called before every one."""
         if self.repeat is not None and device != "cpu":
             fill_free_memory(device)
 
@@ -34,9 +34,9 @@ ONCE = Asked()
 
 @dataclass(frozen=True)
 class Elements:
-    """Of a call's result `result`, by number, those that are off by more than is allowed. not_finite: how many of them
-    are NaN or infinite. index: of the first, or of the worst where no single one is too far off. found, right: its
-    values, as text, since JSON has no NaN."""
+    """The elements of a call's result `result`, by number, that are off by more than is allowed. not_finite: how many
+    of them are NaN or infinite. index: of the first, or of the worst where no single one is too far off. found, right:
+    its values, as text, since JSON has no NaN."""
 
     result: int
     shape: tuple[int, ...]
@@ -80,7 +80,7 @@ def elements(result: int, found: Tensor, exact: Tensor, bound: float) -> Element
 
 
 def given(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> str:
-    """Of a call's arguments all that its kernels depend on, but for what tensors contain."""
+    """All that a call's kernels depend on in its arguments, but for what tensors contain."""
     return ", ".join([*map(_text, args), *(f"{name}={_text(x)}" for name, x in (kwargs or {}).items())])
 
 

@@ -91,7 +91,7 @@ def _wanted(args: argparse.Namespace) -> list[Example]:
 
 
 def _each(wanted: Sequence[Example], measured: Callable[[Example], T]) -> tuple[list[T], int]:
-    """Of each example, and how many failed, which is printed: they cost no other."""
+    """What was measured of each example, and how many failed, which is printed: they cost no other."""
     found, failed = [], 0
     for example in wanted:
         try:

@@ -63,7 +63,7 @@ def positive(text: str) -> int:
 
 
 def add_parser(subparsers: Any) -> None:
-    """As a subcommand of ``tk``."""
+    """Adds ``tk build``."""
     parser = subparsers.add_parser(
         "build",
         description=DESCRIPTION,

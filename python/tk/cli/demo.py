@@ -113,8 +113,8 @@ def _measure(m: int, device: torch.device) -> Iterator[Row]:
 
 
 def _times(x: Tensor, weight: Tensor) -> tuple[float, float]:
-    """Of tk and torch, side by side. On a GPU each call takes another copy of the weight, from memory, as a model's
-    layers do."""
+    """The times of tk and torch, side by side. On a GPU each call takes another copy of the weight, from memory, as a
+    model's layers do."""
     if not x.is_cuda:
         return host_us(lambda: tk.linear(x, weight)), host_us(lambda: F.linear(x, weight))
     copies = timing.copies_to_rotate(weight.nbytes)

@@ -37,7 +37,7 @@ ORDERS = ("nn", "nt", "tn", "tt", "ss")
 
 @dataclass
 class Tally:
-    """Of one config: how often it ran, its worst error ratios, and whether all were good."""
+    """The tally of one config: how often it ran, its worst error ratios, and whether all were good."""
 
     runs: int = 0
     mean: float = 0.0
@@ -95,7 +95,7 @@ def _verify(args: argparse.Namespace, report: Report, asked: Asked) -> None:
 
 @dataclass(frozen=True)
 class Hashed:
-    """Of a pack how many images have their hashes, or why it cannot be used."""
+    """How many images of a pack have their hashes, or why it cannot be used."""
 
     path: str
     images: int = 0
@@ -114,7 +114,7 @@ def _rehash(path: Path) -> Hashed:
 
 @dataclass
 class Report:
-    """By kernel and config what ran, and why the rest did not: of a config what keeps it out of a call, of a function
+    """What ran, by kernel and config, and why the rest did not: of a config what keeps it out of a call, of a function
     why no call of it was made."""
 
     packs: list[Hashed] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Report:
         return not any(p.problem for p in self.packs) and all(t.is_good for t in self.tallies.values())
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report for JSON."""
         configs = [dict(kernel=k, config=c, **asdict(t)) for (k, c), t in sorted(self.tallies.items())]
         left_out = [dict(kernel=k, config=c, reasons=list(why)) for (k, c), why in sorted(self.left_out.items())]
         failures = [dict(asdict(c), command=c.command) for c in self.failures]
@@ -151,7 +151,8 @@ class Report:
         tally.is_good &= checked.is_good
 
     def print_left_out(self, compiled: Iterable[CoverageRow]) -> None:
-        """Of what is compiled for this GPU, and of the calls that could not be made; the same reason once."""
+        """Prints what is left out of what is compiled for this GPU, and of the calls that could not be made; the same
+        reason once."""
         known = {(row.kernel, row.config): row for row in compiled}
         missing = known.keys() - self.tallies.keys()
         rows = [(known[key].op, *key, self._why(key)) for key in sorted(missing)]
@@ -175,7 +176,7 @@ class Report:
 
 
 def _of_this_gpu(rows: Iterable[CoverageRow]) -> list[CoverageRow]:
-    """Of each op the configs for the newest architecture that the current GPU runs; PTX where it has no cubins."""
+    """The configs of each op for the newest architecture that the current GPU runs; PTX where it has no cubins."""
     major, minor = torch.cuda.get_device_capability()
     serving: dict[str, list[CoverageRow]] = {}
     for row in sorted((row for row in rows if _runs(row.arch, 10 * major + minor)), key=_preference):
@@ -186,7 +187,8 @@ def _of_this_gpu(rows: Iterable[CoverageRow]) -> list[CoverageRow]:
 
 
 def _runs(arch: str, capability: int) -> bool:
-    """As the core decides: from 9.0 on cubins run on one architecture alone, unless they are a family's."""
+    """Whether a GPU runs an architecture's kernels, as the core decides: from 9.0 on cubins run on one architecture
+    alone, unless they are a family's."""
     number = int(re.sub(r"\D", "", arch) or 0)
     if arch.startswith("ptx") or number > capability:
         return 0 < number <= capability
@@ -285,7 +287,7 @@ def _run_candidates(call: Call, report: Report, asked: Asked = ONCE) -> None:
 
 
 class _Judge:
-    """Of a product's results, against float64 and what torch is off by, which is found out when it is first needed.
+    """Judges a product's results, against float64 and what torch is off by, which is found out when it is first needed.
     ratios: of each result, in turn."""
 
     def __init__(self, call: Call):
