@@ -297,3 +297,21 @@ def test_the_state_of_the_layer() -> None:
     x = torch.randn(3, 64)
     assert torch.equal(one(x), other(x)) and torch.equal(copy.deepcopy(one)(x), one(x))
     assert one.bfloat16()(x.bfloat16()).dtype == torch.bfloat16 and one.packed.dtype == torch.uint8
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    (
+        (lambda: tk.nn.Int4Linear(-256, 4), ValueError, "in_features is -256, must not be negative"),
+        (lambda: tk.nn.Int4Linear(256, -4), ValueError, "out_features is -4, must not be negative"),
+        (lambda: tk.nn.Int4Linear(256, 4, dtype=torch.int32), TypeError, "dtype must be a floating-point torch.dtype"),
+        (lambda: tk.nn.Int4Linear(256, 4, dtype=torch.complex64), TypeError, "dtype must be a floating-point"),
+        (lambda: tk.nn.Int4Linear(256, 4, dtype="bf16"), TypeError, "dtype must be a floating-point torch.dtype"),
+        (lambda: tk.nn.Int4Linear.from_linear(torch.nn.Conv1d(2, 2, 1)), TypeError, "must be an nn.Linear, is Conv1d"),
+        (lambda: tk.nn.Int4Linear.from_linear(torch.ones(2, 2)), TypeError, "linear must be an nn.Linear, is Tensor"),
+        (lambda: tk.nn.Int4Linear.from_linear(None), TypeError, "linear must be an nn.Linear, is NoneType"),
+    ),
+)
+def test_wrong_arguments_of_the_layer(call, error: type[Exception], message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(error, match=message):
+        call()

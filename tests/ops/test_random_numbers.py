@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.testing import assert_close
 
 import tk
@@ -157,3 +159,50 @@ def test_nan_that_is_dropped() -> None:
     y = tk.dropout(torch.full((64,), float("nan")), 0.5, seed=1)
     assert 0 < y.isnan().sum() < 64 and (y[~y.isnan()] == 0).all()
     assert F.dropout(torch.full((64,), float("nan")), 0.5).isnan().all()  # ATen keeps them all
+
+
+SEEDS = torch.tensor([7, 8, 9])
+ROWS = torch.randn(3, 8)
+BATCHED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "one seed": (lambda x: tk.dropout(x, 0.5, seed=7), (ROWS,)),
+    "one seed, float64": (lambda x: tk.dropout(x, 0.5, seed=7), (ROWS.double(),)),
+    "one seed, another tensor": (lambda x: tk.dropout_add(torch.ones(8), x, 0.5, seed=7), (ROWS,)),
+    "a seed for each": (lambda x, seed: tk.dropout(x, 0.5, seed=seed), (ROWS, SEEDS)),
+    "a gradient": (torch.func.grad(lambda x: tk.dropout(x, 0.5, seed=7).square().sum()), (ROWS,)),
+    "a gradient, a seed for each": (torch.func.grad(lambda x, s: tk.dropout(x, 0.5, seed=s).sum()), (ROWS, SEEDS)),
+    "a tangent": (lambda x: torch.func.jvp(lambda y: tk.dropout(y, 0.5, seed=7), (x,), (x,))[1], (ROWS,)),
+    "uniform": (lambda seed: tk.rand((8,), seed=seed), (SEEDS,)),
+    "uniform, float64": (lambda seed: tk.rand((8,), seed=seed, dtype=torch.float64), (SEEDS,)),
+    "normal": (lambda seed: tk.randn((2, 4), seed=seed), (SEEDS,)),
+    "integers": (lambda seed: tk.randint(0, 1000, (8,), seed=seed), (SEEDS,)),
+    "beside a batch": (lambda x: x + tk.rand((8,), seed=3), (ROWS,)),
+}
+
+
+@pytest.mark.parametrize("randomness", ("error", "same", "different"))
+@pytest.mark.parametrize("name", BATCHED)
+def test_vmap_draws_as_a_loop_does(name: str, randomness: str) -> None:
+    """A seed says which numbers there are, so what vmap says of randomness is of no account."""
+    function, given = BATCHED[name]
+    found = torch.vmap(function, randomness=randomness)(*given)
+    assert torch.equal(found, torch.stack([function(*row) for row in zip(*given, strict=True)]))
+
+
+UNSEEDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout": lambda x: tk.dropout(x, 0.5),
+    "dropout_add": lambda x: tk.dropout_add(x, x, 0.5),
+    "rand": lambda x: x + tk.rand((32,)),
+    "randn": lambda x: x + tk.randn((32,)),
+    "randint": lambda x: x + tk.randint(0, 1000, (32,)),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEDED)
+def test_without_a_seed_vmap_says_whether_numbers_differ(name: str) -> None:
+    x = torch.ones(3, 32)
+    same = torch.vmap(UNSEEDED[name], randomness="same")(x)
+    assert torch.equal(same, same[:1].expand(3, 32))
+    different = torch.vmap(UNSEEDED[name], randomness="different")(x)
+    assert not any(torch.equal(different[i], different[i - 1]) for i in range(3))
+    with pytest.raises(RuntimeError, match="randomness error mode"):
+        torch.vmap(UNSEEDED[name])(x)

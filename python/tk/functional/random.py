@@ -122,17 +122,18 @@ def randn(
 
 def _filled(function: str, op: str, shape: Sequence[int], seed: Seed, offset: int | None, dtype: torch.dtype | None,
             device: Device, config: Config) -> Tensor:  # fmt: skip
-    out = torch.empty(_sizes(function, shape), dtype=dtype, device=device)
-    if not out.is_floating_point():
-        raise ValueError(f"tk.{function}: dtype is {out.dtype}, must be a floating-point one; tk.randint has integers")
-    key, first = _seed(function, seed, out.device), _offset(function, offset)
-    if out.dtype not in FLOATS:
-        if out.device.type != "cpu":
+    sizes, like = _sizes(function, shape), torch.empty(0, dtype=dtype, device=device)
+    if not like.is_floating_point():
+        raise ValueError(f"tk.{function}: dtype is {like.dtype}, must be a floating-point one; tk.randint has integers")
+    key, first = _seed(function, seed, like.device), _offset(function, offset)
+    if like.dtype not in FLOATS:
+        if like.device.type != "cpu":
             raise errors.UnsupportedError(
-                f"tk.{function}: {out.dtype} is there on the CPU only, out is on {out.device}"
+                f"tk.{function}: {like.dtype} is there on the CPU only, out is on {like.device}"
             )
         draws = random.Draws(key, first)
-        return draws.uniform(out.shape, out.dtype) if function == "rand" else draws.normal(out.shape, out.dtype)
+        return draws.uniform(sizes, like.dtype) if function == "rand" else draws.normal(sizes, like.dtype)
+    out = key.new_empty(sizes, dtype=like.dtype)  # in vmap with a seed for each of a batch, a tensor for each
     run(op, out, key, first, config=config)
     return out
 
@@ -159,8 +160,10 @@ def randint(
     low, high = whole("randint", "low", low), whole("randint", "high", high)
     if not 0 < high - low < 2**63:
         raise ValueError(f"tk.randint: low is {low} and high {high}; high must be larger, by less than 2**63")
-    out = torch.empty(_sizes("randint", shape), dtype=torch.int64, device=device)
-    run("fill_integers", out, _seed("randint", seed, out.device), low, high, _offset("randint", offset), config=config)
+    sizes, like = _sizes("randint", shape), torch.empty(0, dtype=torch.int64, device=device)
+    key, first = _seed("randint", seed, like.device), _offset("randint", offset)
+    out = key.new_empty(sizes)
+    run("fill_integers", out, key, low, high, first, config=config)
     return out.to(dtype)
 
 

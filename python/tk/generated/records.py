@@ -132,6 +132,11 @@ class GeneratedOp:
         vars(found).pop("tensors", None)
         return found
 
+    @cached_property
+    def draws(self) -> bool:
+        """Whether what it computes of an element depends on the place of the element, as random numbers do."""
+        return any(node["op"] == "tk_random.bits.default" for graph in self.meta["graphs"] for node in graph["nodes"])
+
     @property
     def is_of_package(self) -> bool:
         """Whether the op is tk's own, and not of a user's pack."""

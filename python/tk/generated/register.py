@@ -193,11 +193,12 @@ def _register_kernels(op: GeneratedOp, name: str, n_results: int) -> None:
 
 def _vmap(op: GeneratedOp, overload: Any, info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
     """A batch is one more leading dimension, where every tensor that is batched has them and so has every output; else
-    it is a loop."""
+    it is a loop. So it is for random numbers: each of the batch draws from its own first element on."""
     args = _register.with_defaults(overload, args, kwargs)
     dims = (*in_dims, *(None,) * (len(args) - len(in_dims)))
     _check_written(op, dims)
-    if all(p.leading or d is None for p, d in zip(op.params, dims, strict=False)) and _keeps_leading(op):
+    has_leading = all(p.leading or d is None for p, d in zip(op.params, dims, strict=False))
+    if has_leading and _keeps_leading(op) and not op.draws:
         moved = [_batched(p, x, d, info.batch_size) for p, x, d in zip(op.params, args, dims, strict=False)]
         return _with_dims(overload(*moved, *args[len(moved) :]))
     each = [[_row(x, d, i) for x, d in zip(args, dims, strict=True)] for i in range(info.batch_size)]

@@ -18,7 +18,11 @@ class Int4Linear(nn.Module):
 
     Args:
         group_size: 32, 64, 128 or in_features, and a divisor of in_features, which is even.
-        dtype: of scales, zeros, bias and inputs: bfloat16 or float16 on CUDA.
+        dtype: of scales, zeros, bias and inputs: bfloat16 or float16 on CUDA. None is torch's default.
+
+    Raises:
+        TypeError: an argument of another type, or a dtype that has no floating point.
+        ValueError: a negative size, or a group_size that is none of these.
     """
 
     packed: Tensor
@@ -33,10 +37,13 @@ class Int4Linear(nn.Module):
         bias: bool = True,
         group_size: int = 128,
         device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype | None = torch.bfloat16,
     ):
         super().__init__()
-        whole("nn.Int4Linear", "out_features", out_features)
+        if whole("nn.Int4Linear", "out_features", out_features) < 0:
+            raise ValueError(f"tk.nn.Int4Linear: out_features is {out_features}, must not be negative")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(f"tk.nn.Int4Linear: dtype must be a floating-point torch.dtype, is {dtype!r}")
         flag("nn.Int4Linear", "bias", bias)
         check_group_size(in_features, group_size)
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
@@ -49,7 +56,12 @@ class Int4Linear(nn.Module):
     @classmethod
     def from_linear(cls, linear: nn.Linear, group_size: int = 128) -> Int4Linear:
         """The layer with its weight rounded to the nearest of sixteen steps, from each group's least to its largest
-        value and 0. Of the layer's device and dtype."""
+        value and 0. Of the layer's device and dtype.
+
+        Raises:
+            TypeError: linear is no ``nn.Linear``."""
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"tk.nn.Int4Linear.from_linear: linear must be an nn.Linear, is {type(linear).__name__}")
         weight = linear.weight.detach()
         made = cls(
             linear.in_features, linear.out_features, linear.bias is not None, group_size, weight.device, weight.dtype
@@ -74,7 +86,8 @@ class Int4Linear(nn.Module):
 
 def check_group_size(in_features: int, group_size: int) -> None:
     """Raises ValueError for a group_size that :func:`tk.int4_mm` has no kernels for."""
-    whole("nn.Int4Linear", "in_features", in_features)
+    if whole("nn.Int4Linear", "in_features", in_features) < 0:
+        raise ValueError(f"tk.nn.Int4Linear: in_features is {in_features}, must not be negative")
     whole("nn.Int4Linear", "group_size", group_size)
     if in_features % 2:
         raise ValueError(f"tk.nn.Int4Linear: in_features is {in_features}, must be even: two values share a byte")

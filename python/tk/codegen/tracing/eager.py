@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ _OF_CONTENTS = (torch.linalg.LinAlgError, ZeroDivisionError, NotImplementedError
 
 def numbers(
     signature: Signature, dtypes: Mapping[str, str], flags: Mapping[str, bool], sizes: Mapping[str, int],
-    draw: Callable[..., Tensor] = torch.randn,
+    draw: Callable[..., Tensor] = torch.randn, leading: Sequence[int] = (2, 3),
 ) -> dict[str, Any]:  # fmt: skip
-    """An argument for each parameter; "..." stands for two dimensions. Integers are 0 and 1, so that they are indices
+    """An argument for each parameter. leading: what "..." stands for. Integers are 0 and 1, so that they are indices
     of whatever they index. draw: the others."""
     generator = torch.Generator().manual_seed(0)
     found: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def numbers(
         if isinstance(spec, NumberSpec):
             found[name] = flags.get(name, 1 if spec.kind == "int" else 0.5)
             continue
-        shape = [*([2, 3] if spec.leading else []), *spec.shape(sizes)]
+        shape = [*(leading if spec.leading else []), *spec.shape(sizes)]
         dtype = DTYPES[dtypes.get(spec.dtype, spec.dtype)]
         if dtype.is_floating_point:
             found[name] = draw(shape, generator=generator).to(dtype)

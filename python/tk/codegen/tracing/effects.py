@@ -12,7 +12,6 @@ import dis
 import inspect
 import io
 import logging
-import os
 import random
 import sys
 import threading
@@ -21,14 +20,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-import sympy
 import torch
 
 from tk.codegen.errors import SideEffect, TraceError
+from tk.codegen.tracing.reads import NOT_THE_USERS
 
 _CONTAINERS = (list, dict, set, bytearray)
 _OF_TENSORS = ("data", "grad")  # attributes whose assignment changes a tensor behind autograd's back
@@ -128,8 +126,6 @@ _CALLS: Sequence[tuple[Any, tuple[str, ...], str]] = (
         _TIME,
     ),
 )
-_FOLDERS = (*(Path(m.__file__).parent for m in (torch, sympy) if m.__file__), Path(__file__).parents[2])
-_NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
 
 
 @contextmanager
@@ -163,7 +159,7 @@ def _noting(original: Callable[..., Any], text: str, file: str, noted: list[_Not
             frame = frame.f_back  # type: ignore[assignment]
         if threading.get_ident() == thread and frame is not None:
             where = frame.f_code.co_filename
-            if not where.startswith(_NOT_THE_USERS):
+            if not where.startswith(NOT_THE_USERS):
                 noted.append(_Noted(frame.f_lineno if where == file else None, text))
         return original(*args, **kwargs)
 

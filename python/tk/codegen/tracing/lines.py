@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from tk.codegen import unsupported
 from tk.codegen.errors import TraceError, needs_a_number, where
-from tk.codegen.tracing import constants, effects
+from tk.codegen.tracing import constants, effects, reads
 from tk.codegen.tracing.arguments import DTYPE_NAMES, Arguments
 from tk.codegen.tracing.replaced import replacement
 
@@ -46,6 +46,8 @@ class Lines(TorchFunctionMode):
         mode = get_proxy_mode()
         graph = mode.tracer.graph if mode else None
         last = graph._root.prev if graph is not None else None
+        if self.arguments and (asked_of := reads.of_tensor(func, args, sys._getframe(1))) is not None:
+            raise TraceError(f"{where(self.fn, self.line)}: it asks {asked_of}")
         if self.arguments and func in _ROW_BY_ROW:
             self._refuse_uncounted_rows(*args, **(kwargs or {}))
         if self.arguments and func in _SPLITS:

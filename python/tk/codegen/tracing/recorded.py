@@ -41,6 +41,8 @@ def record(
         if node.op == "placeholder":
             found.append(dict(name=node.name, op="input", args=[next(inputs)], kwargs={}))
         elif node in live:
+            if node.op == "get_attr":
+                raise TraceError("a tensor that was made where no trace sees it, such as in a thread of its own")
             args = node.args if node.op != "output" else (node.args[0],)
             if node.target == torch.ops.tk_trace.associative_scan.default:
                 xs, number, dim = node.args

@@ -4,14 +4,15 @@ Each choice of dtypes (and of bools) is traced once, with a symbol for every siz
 it: the *recorded* one, of the ATen ops as the function called them, which the CPU path interprets; and the *core* one,
 in place forms made functional and everything taken apart that the lowering has no rule of its own for.
 
-``...`` is traced as one dimension, ``leading``. So that this says nothing about the function that is not so, the
-recorded graph is held against the function itself with two leading dimensions, on small numbers.
+The recorded graph is held against the function itself, on small numbers: so that nothing is kept of the trace that is
+no call's, and, as ``...`` is traced as one dimension, ``leading``, with two of them too.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,8 +27,8 @@ from torch.utils._pytree import tree_flatten
 
 from tk.codegen import ir
 from tk.codegen.errors import SideEffect, TraceError, where
-from tk.codegen.tracing import combine, eager, effects, guards, random, saved, shapes, slices, special
-from tk.codegen.tracing.arguments import DTYPE_NAMES, Arguments, orders
+from tk.codegen.tracing import combine, eager, effects, guards, random, reads, saved, shapes, slices, special
+from tk.codegen.tracing.arguments import DTYPE_NAMES, LEADING, Arguments, orders
 from tk.codegen.tracing.core import is_tensor, outputs_of, to_core
 from tk.codegen.tracing.lines import Lines, explaining, refuse_items, tag_lines
 from tk.codegen.tracing.recorded import record
@@ -180,7 +181,13 @@ def trace(
 
     def flat(*args: Any) -> Any:
         named = {**dict(zip(arguments.names, args, strict=True)), **flags}
-        with random.drawing(signature, named), special.shapes_of_norms(), lines, combine.replaced(fn):
+        with (
+            reads.unchanged(fn),
+            random.drawing(signature, named),
+            special.shapes_of_norms(),
+            lines,
+            combine.replaced(fn),
+        ):
             return fn(**random.own(fn, named))
 
     own_error = partial(eager.error_of, fn, signature, dtypes, flags)
@@ -194,13 +201,13 @@ def trace(
     shapes.check_written(recorded)
     checks = tuple(guards.checks(arguments, recorded, fn))
     guards.refuse_unknown_sizes(arguments, new, fn)
-    nodes = record(recorded, arguments.names, lines.constant, _combined(ruled))
+    with explaining(fn, lines, arguments, own_error):
+        nodes = record(recorded, arguments.names, lines.constant, _combined(ruled))
     result = Trace(signature, dtypes, flags, core, nodes, new, mutated, structure, checks, **_of_sizes(arguments))
     guards.refuse_sizes_of_floats(result.sizes(), fn)
     if not outputs and not mutated:
         raise TraceError(f"{where(fn)}: the function returns no tensor and changes none of its arguments")
-    if any(spec.leading for spec in signature.tensors.values()):
-        _check_leading(fn, signature, result, recorded)
+    _check_run(fn, signature, result, recorded)
     return result
 
 
@@ -318,34 +325,78 @@ def _combined(ruled: frozenset[str]) -> Callable[[int, Sequence[str]], str]:
     return lambda number, dtypes: json.dumps(scalars(number, dtypes, ruled).recorded)
 
 
-# --- Leading dimensions ---
+# --- The function itself ---
 
 
-def _check_leading(fn: Callable[..., Any], signature: Signature, found: Trace, recorded: fx.GraphModule) -> None:
-    """ "..." is one dimension in the graph: whether the function agrees is seen on small numbers, with two of them."""
-    sizes = {name: 2 * (i + 2) for i, name in enumerate(signature.letters)}
-    named = eager.numbers(signature, found.dtypes, found.flags, sizes)
-    one = [_of_one(x, signature.params[name]) for name, x in named.items() if name not in found.flags]
+def _check_run(fn: Callable[..., Any], signature: Signature, found: Trace, recorded: fx.GraphModule) -> None:
+    """Holds the recorded graph against the function, on small numbers of the CPU, and watches what the function reads.
+    "..." is one dimension in the graph: whether the function agrees is seen with two."""
+    has_leading = any(spec.leading for spec in signature.tensors.values())
+    for leading, error in (((6,), _DEPENDS), ((2, 3), _LEADING))[: 1 + has_leading]:
+        for named in _numbers(signature, found, leading):
+            if (agrees := _agrees(fn, signature, found, recorded, named, leading)) is not None:
+                if not agrees:
+                    raise TraceError(f"{where(fn)}: {error}")
+                break
+
+
+_DEPENDS = (
+    "what the function computes depends on something that no kernel knows: the class of an argument, such as "
+    "isinstance(n, int), a number or a size as a text, an error that it catches, or a generator that is not torch's. "
+    "It is not what the function computes of tensors of the CPU"
+)
+_LEADING = (
+    "what the function computes depends on how many dimensions '...' stands for. Count dimensions from the end, and "
+    "treat the leading ones alike"
+)
+
+
+def _numbers(signature: Signature, found: Trace, leading: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Arguments of sizes at which the op's checks hold."""
+    for factor, order in itertools.product((2, 4), orders(signature)):
+        sizes = {name: factor * (i + 2) for i, name in enumerate(order)}
+        values = {**sizes, LEADING: math.prod(leading)}
+        if all(_size(check.zero, found, values) == 0 for check in found.checks):
+            yield eager.numbers(signature, found.dtypes, found.flags, sizes, leading=leading)
+
+
+def _size(expr: sympy.Expr, found: Trace, values: Mapping[str, int]) -> sympy.Expr:
+    expr = sympy.sympify(expr).subs(found.pieces)
+    return expr.subs({symbol: values[symbol.name] for symbol in expr.free_symbols if symbol.name in values})
+
+
+def _agrees(
+    fn: Callable[..., Any], signature: Signature, found: Trace, recorded: fx.GraphModule, named: dict[str, Any],
+    leading: Sequence[int],
+) -> bool | None:  # fmt: skip
+    """Whether the recorded graph, of one leading dimension, computes what the function does; None where the CPU has no
+    such op for these dtypes, or the indices or numbers are out of range."""
+    graph = [_of_one(x, signature.params[name], leading) for name, x in named.items() if name not in found.flags]
+    own = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in named.items()}
     try:
-        with random.drawing(signature, named), Lines(fn), random.Eager(), combine.replaced(fn):
-            expected, _ = tree_flatten(fn(**random.own(fn, named)))
-        actual, _ = tree_flatten(fx.Interpreter(_on_cpu(recorded)).run(*one))
+        with (
+            reads.unchanged(fn),
+            reads.refused(fn), random.drawing(signature, own), Lines(fn), random.Eager(), combine.replaced(fn),
+            special.shapes_of_norms(),
+        ):  # fmt: skip
+            expected, _ = tree_flatten(fn(**random.own(fn, own)))
+        actual, _ = tree_flatten(fx.Interpreter(_on_cpu(recorded)).run(*graph))
     except TraceError:
         raise
-    except (RuntimeError, IndexError, ValueError, NotImplementedError):
-        return  # the CPU has no such op for this dtype, or the indices or numbers are out of range
-    if not all(_agree(a, b) for a, b in zip(expected, actual, strict=True) if a is not None):
-        raise TraceError(
-            f"{where(fn)}: what the function computes depends on how many dimensions '...' stands for. Count "
-            "dimensions from the end, and treat the leading ones alike"
-        )
+    except (RuntimeError, IndexError, ValueError, NotImplementedError, ArithmeticError):
+        return None
+    if any(vars(x) for x in own.values() if isinstance(x, torch.Tensor)):
+        raise TraceError(f"{where(fn)}: it assigns an attribute of an argument, which no kernel does")
+    written = zip((x for name, x in own.items() if name not in found.flags), graph, strict=True)
+    pairs = [*zip(expected, actual, strict=True), *((a, b) for a, b in written if isinstance(a, torch.Tensor))]
+    return all(_agree(a, b) for a, b in pairs if a is not None)
 
 
-def _of_one(x: Any, spec: TensorSpec | NumberSpec) -> Any:
-    """An argument with one leading dimension instead of two."""
+def _of_one(x: Any, spec: TensorSpec | NumberSpec, leading: Sequence[int]) -> Any:
+    """An argument with one leading dimension."""
     if isinstance(spec, NumberSpec):
         return x
-    return x.clone().flatten(0, 1) if spec.leading else x.clone()
+    return x.clone().flatten(0, len(leading) - 1) if spec.leading else x.clone()
 
 
 def _on_cpu(graph: fx.GraphModule) -> fx.GraphModule:
