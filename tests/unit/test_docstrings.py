@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 MIDDLE = frozenset({
-    "After", "Against", "Along", "And", "As", "At", "Because", "Before", "Behind", "Below", "Beside", "By", "From",
-    "If", "In", "Instead", "Not", "Of", "On", "Only", "So", "Then", "To", "Under", "Until", "When", "Where", "While", "With",
-    "Within", "Without",
+    "After", "Against", "Along", "And", "As", "At", "Because", "Before", "Behind", "Below", "Beside", "By",
+    "From", "If", "In", "Instead", "Not", "Of", "On", "Only", "So", "Then", "To", "Under", "Until", "When",
+    "Where", "While", "With", "Within", "Without",
 })  # fmt: skip
 # A change of their sources is another key: they would all be compiled again for their docstrings alone.
 DEVICE_CODE = ("jit", "constexpr_function", "aggregate")

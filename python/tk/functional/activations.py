@@ -21,9 +21,16 @@ def gelu(
     """``gelu(input + bias)``, as ``torch.nn.functional.gelu``.
 
     Args:
-        input: ``[..., N]``.
+        input: ``[..., N]``, bfloat16, float16 or float32; float64 is ATen's, but for strict mode on CUDA.
         bias: ``[N]``.
         approximate: "tanh", or "none" for the exact one.
+
+    Returns:
+        The shape and dtype of input.
+
+    Raises:
+        TypeError: an argument is not a tensor where one is needed. ValueError: a bias of another length, an approximate
+            that is neither. tk.UnsupportedError: a dtype that is none of these on CUDA, a tensor that is not dense.
     """
     tanh = _is_tanh("gelu", approximate)
     if not taken("gelu", input=input, bias=bias):
@@ -35,7 +42,8 @@ def gelu(
 
 @needs("silu", "bias_silu")
 def silu(input: Tensor, bias: Tensor | None = None, *, config: Config = None) -> Tensor:
-    """``silu(input + bias)``, ``silu(z) = z · sigmoid(z)``, as ``torch.nn.functional.silu``. bias: ``[N]``."""
+    """``silu(input + bias)``, ``silu(z) = z · sigmoid(z)``, as ``torch.nn.functional.silu``. bias: ``[N]``.
+    Dtypes, result and errors as of :func:`gelu`."""
     if not taken("silu", input=input, bias=bias):
         return F.silu(input if bias is None else input + bias)
     return run("silu", input, config=config) if bias is None else run("bias_silu", input, bias, config=config)
@@ -46,11 +54,15 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, config: Config = None) -> 
     """``silu(gate) · up``. https://arxiv.org/abs/2002.05202
 
     Args:
-        gate: any shape; without ``up`` ``[..., 2N]``, the gate first.
+        gate: any shape; without ``up`` ``[..., 2N]``, the gate first. Dtypes as of :func:`gelu`.
         up: the shape of gate.
 
     Returns:
         The shape of gate, or ``[..., N]``.
+
+    Raises:
+        ValueError: gate and up differ in shape, or without ``up`` the last dimension of gate is odd. Other errors as of
+            :func:`gelu`.
     """
     gate, up, is_taken = _halves("swiglu", gate, up)
     if not is_taken:
@@ -62,7 +74,8 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, config: Config = None) -> 
 def geglu(
     gate: Tensor, up: Tensor | None = None, approximate: Approximate = "none", *, config: Config = None
 ) -> Tensor:
-    """``gelu(gate) · up``. Arguments as of :func:`swiglu` and :func:`gelu`. https://arxiv.org/abs/2002.05202"""
+    """``gelu(gate) · up``. Arguments and errors as of :func:`swiglu` and :func:`gelu`.
+    https://arxiv.org/abs/2002.05202"""
     tanh = _is_tanh("geglu", approximate)
     gate, up, is_taken = _halves("geglu", gate, up)
     if not is_taken:

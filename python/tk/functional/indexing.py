@@ -47,6 +47,11 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False,
 
     Returns:
         The shape of index. The gradient of input is :func:`scatter_add`'s sum into zeros.
+
+    Raises:
+        ValueError: index has other dimensions, or is larger than input. IndexError: a ``dim`` that is none.
+            RuntimeError: on the CPU ATen's, of an index that is no place. tk.UnsupportedError: an index that is neither
+            int64 nor int32.
     """
     is_taken = taken("gather", NUMBERS, input=input)
     _check_index("gather", "index", index)
@@ -89,6 +94,9 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor, *, config: 
 
     Returns:
         The shape of input.
+
+    Raises:
+        ValueError: index is larger than src. Other errors as of :func:`gather`.
     """
     check_tensor("scatter_add", "src", src)
     input, src = _widest(input, src)
@@ -123,6 +131,9 @@ def index_add(
 
     Returns:
         The shape of input.
+
+    Raises:
+        ValueError: source has another shape. Other errors as of :func:`gather`.
     """
     check_tensor("index_add", "source", source)
     is_taken = taken("index_add", NUMBERS, input=input, source=source)
@@ -174,6 +185,9 @@ def index_put(
 
     Returns:
         The shape of input.
+
+    Raises:
+        ValueError: values do not broadcast to the places. Other errors as of :func:`gather`.
     """
     function = "index_put"
     check_tensor(function, "values", values)

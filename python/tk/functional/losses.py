@@ -69,6 +69,10 @@ def cross_entropy(
 
     Returns:
         A 0-d tensor, or the shape of target without its classes; of the dtype of input.
+
+    Raises:
+        ValueError: shapes that do not go together, a reduction that is none, a label_smoothing that is not 0 to 1.
+        TypeError: an argument of the wrong kind. tk.UnsupportedError: dtypes that no kernel has, on CUDA.
     """
     input, weight = autocast("cross_entropy", input), autocast("cross_entropy", weight)
     has_probabilities = isinstance(target, Tensor) and target.is_floating_point()

@@ -28,11 +28,16 @@ def layer_norm(
     """``(x - mean) / sqrt(var + eps) · weight + bias``, as ``torch.nn.functional.layer_norm``.
 
     Args:
-        input: ``[..., *normalized_shape]``.
+        input: ``[..., *normalized_shape]``, bfloat16, float16 or float32; float64 is ATen's, but for strict mode on
+            CUDA.
         weight, bias: ``normalized_shape``; missing ones count as 1 and 0. Of the dtype of input, or both in float32.
 
     Returns:
         The shape and dtype of input.
+
+    Raises:
+        ValueError: input does not end in normalized_shape, weight or bias is of another shape. TypeError: an argument
+            of another kind. tk.UnsupportedError: a dtype that is none of these on CUDA, a tensor that is not dense.
     """
     input, weight, bias = autocast("layer_norm", input), autocast("layer_norm", weight), autocast("layer_norm", bias)
     if _is_mixed(input, weight, bias):
@@ -63,6 +68,9 @@ def rms_norm(
         weight: ``normalized_shape``; a missing one counts as 1. Of any dtype that input may have: of another one than
             input's all is worked out in float32, and the result has input's.
         eps: by default float32's, as torch has it for 16 bits too.
+
+    Returns:
+        The shape and dtype of input. Errors as of :func:`layer_norm`.
     """
     input, weight = autocast("rms_norm", input), autocast("rms_norm", weight)
     if weight is not None and _differ(input, weight):
@@ -94,6 +102,13 @@ def group_norm(
         input: ``[N, C, ...]``, C a multiple of num_groups. In memory formats other than the contiguous and the
             channels-last one it is copied.
         weight, bias: ``[C]``; missing ones count as 1 and 0.
+
+    Returns:
+        The shape and dtype of input.
+
+    Raises:
+        ValueError: C is no multiple of num_groups, weight or bias is of another length. Other errors as of
+            :func:`layer_norm`.
     """
     check_plain("group_norm", "input", input)
     input, weight, bias = autocast("group_norm", input), autocast("group_norm", weight), autocast("group_norm", bias)
@@ -125,6 +140,12 @@ def add_rms_norm(
     Args:
         x, residual: ``[..., N]``, of one shape. The sum is not rounded before it is normalised.
         weight, eps: as of :func:`rms_norm`.
+
+    Returns:
+        Two tensors of x's shape and dtype.
+
+    Raises:
+        ValueError: x and residual differ in shape. Other errors as of :func:`layer_norm`.
     """
     if weight is not None and _differ(x, weight) and isinstance(residual, Tensor) and residual.dtype == x.dtype:
         wide = add_rms_norm(x.float(), residual.float(), weight.float(), _eps(x, eps), config=config)
@@ -147,7 +168,8 @@ def add_layer_norm(
     *,
     config: Config = None,
 ) -> tuple[Tensor, Tensor]:
-    """``(layer_norm(x + residual), x + residual)``, over the last dimension. Arguments as of :func:`add_rms_norm`."""
+    """``(layer_norm(x + residual), x + residual)``, over the last dimension. Arguments and errors as of
+    :func:`add_rms_norm`."""
     if _is_mixed(x, weight, bias) and residual.dtype == x.dtype:
         wide = add_layer_norm(x.float(), residual.float(), weight, bias, eps, config=config)
         return wide[0].to(x.dtype), wide[1].to(x.dtype)

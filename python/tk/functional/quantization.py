@@ -25,12 +25,15 @@ def quantize_fp8(
     """``(q, scale)`` with ``x ≈ q · scale``; the largest ``|q|`` is the format's largest number. It has no gradient.
 
     Args:
-        x: any shape with elements; per row ``[..., N]``.
+        x: any shape with elements; per row ``[..., N]``. bfloat16, float16 or float32 (float64 on the CPU).
         per: "tensor": one scale; "row": one for each row of the last dimension.
         dtype: torch.float8_e4m3fn (on CUDA from sm_89 on) or torch.float8_e5m2.
 
     Returns:
         q: the shape of x. scale: float32, 0-d or ``[..., 1]``, at least 2⁻¹²⁶, so that zeros have one too.
+
+    Raises:
+        TypeError: x is not floating-point. ValueError: x has no elements, ``per`` or ``dtype`` is none of these.
     """
     is_taken = taken("quantize_fp8", x=x)
     if not x.is_floating_point():

@@ -35,7 +35,7 @@ def dropout(
     No mask is kept: the gradient draws again what the forward drew.
 
     Args:
-        x: any shape.
+        x: any shape, bfloat16, float16 or float32; float64 is ATen's, but for strict mode on CUDA.
         p: 0 to 1.
         training: False returns x.
         seed: an int of 64 bits, or a 0-d int64 tensor on the device of x, which a captured CUDA graph reads at every
@@ -46,6 +46,10 @@ def dropout(
 
     Returns:
         The shape and dtype of x.
+
+    Raises:
+        ValueError: a ``p`` that is not 0 to 1. TypeError: a seed or an offset that is no int, nor a tensor as above.
+        tk.UnsupportedError: another dtype, on CUDA.
     """
     is_taken = taken("dropout", x=x)
     if not _drops("dropout", p, training):
@@ -67,7 +71,8 @@ def dropout_add(
     offset: int | None = None,
     config: Config = None,
 ) -> Tensor:
-    """``dropout(x, p) + residual``, of one shape. Other arguments as of :func:`dropout`."""
+    """``dropout(x, p) + residual``, of one shape (ValueError). Other arguments and errors as of
+    :func:`dropout`."""
     is_taken = taken("dropout_add", x=x, residual=residual)
     if residual is None:
         raise TypeError("tk.dropout_add: residual must be a Tensor, is None")
@@ -101,6 +106,10 @@ def rand(
         seed, offset: as of :func:`dropout`.
         dtype: by default torch's; 16 bits are numbers of their own, not float32 ones rounded.
         device: by default torch's.
+
+    Raises:
+        TypeError: a shape that is no tuple of ints, a dtype that is none. ValueError: a negative size, a dtype of
+            integers.
     """
     return _filled("rand", "fill_uniform", shape, seed, offset, dtype, device, config)
 
@@ -116,7 +125,7 @@ def randn(
     config: Config = None,
 ) -> Tensor:
     """Numbers of mean 0 and deviation 1, by Box and Muller's method of two that :func:`rand` has. Between devices they
-    differ in the last places of a logarithm and a cosine. Arguments as of :func:`rand`."""
+    differ in the last places of a logarithm and a cosine. Arguments and errors as of :func:`rand`."""
     return _filled("randn", "fill_normal", shape, seed, offset, dtype, device, config)
 
 
@@ -155,7 +164,7 @@ def randint(
     Args:
         dtype: int64; any other is converted to.
 
-    Other arguments as of :func:`rand`.
+    Other arguments and errors as of :func:`rand`; ValueError for a range that is empty or larger.
     """
     low, high = whole("randint", "low", low), whole("randint", "high", high)
     if not 0 < high - low < 2**63:

@@ -338,6 +338,7 @@ def var_mean(
     """The variance and the mean over ``dim``, as ``torch.var_mean``, by Welford's method.
 
     Args:
+        input: any shape; of floats. Of 16 bits the results have 16.
         unbiased: False is a correction of 0.
         correction: what is taken off the number of elements; 1 by default.
 

@@ -35,7 +35,10 @@ def bucketize(
         out_int32: int32 instead of int64.
 
     Returns:
-        The shape of input, 0 to K.
+        The shape of input, 0 to K; int64 or int32.
+
+    Raises:
+        ValueError: boundaries of other dimensions. TypeError: an argument of another kind.
     """
     _check_flags("bucketize", out_int32, right)
     input, boundaries = _common("bucketize", input, boundaries)
@@ -74,6 +77,10 @@ def searchsorted(
 
     Returns:
         int64, or with ``out_int32`` int32; the shape of input.
+
+    Raises:
+        ValueError: sorted_sequence has no row for each of input's, side and right disagree, or sorter has another
+            shape. TypeError: an argument of another kind.
     """
     _check_flags("searchsorted", out_int32, right)
     input, sorted_sequence = _common("searchsorted", input, sorted_sequence)

@@ -21,12 +21,15 @@ def softmax(
     """``exp(x - max) / sum(exp(x - max))`` along ``dim``, as ``torch.nn.functional.softmax``.
 
     Args:
-        input: any shape.
+        input: any shape, bfloat16, float16, float32 or float64.
         dim: without it torch's old choice holds, with its warning: 0 for 0, 1 and 3 dimensions, else 1.
         dtype: input is converted to it first.
 
     Returns:
-        The shape of input. Raises IndexError for a ``dim`` that is none.
+        The shape of input, of its dtype or ``dtype``.
+
+    Raises:
+        IndexError: a ``dim`` that is none. TypeError: input is not floating-point, and ``dtype`` does not make it so.
     """
     return _along("softmax", input, dim, dtype, config)
 
@@ -35,7 +38,8 @@ def softmax(
 def log_softmax(
     input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, *, config: Config = None
 ) -> Tensor:
-    """``x - logsumexp(x)`` along ``dim``, as ``torch.nn.functional.log_softmax``. Arguments as of :func:`softmax`."""
+    """``x - logsumexp(x)`` along ``dim``, as ``torch.nn.functional.log_softmax``. Arguments and errors as of
+    :func:`softmax`."""
     return _along("log_softmax", input, dim, dtype, config)
 
 

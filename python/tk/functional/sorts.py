@@ -62,7 +62,7 @@ def topk(
     Its gradient is ATen's scatter.
 
     Args:
-        input: any shape.
+        input: any shape; a float, an integer or bool.
         k: 0 to the size of ``dim``.
         largest: False: the smallest.
         sorted: they always are.

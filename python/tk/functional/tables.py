@@ -36,7 +36,11 @@ def embedding(
         max_norm, norm_type, scale_grad_by_freq, sparse: by ATen, but for strict mode on CUDA.
 
     Returns:
-        ``[*input.shape, D]``.
+        ``[*input.shape, D]``, of the dtype of weight.
+
+    Raises:
+        ValueError: an index that is neither int64 nor int32, a weight of other dimensions, a padding_idx that is no
+            row. IndexError: an index that is no row, on the CPU. tk.UnsupportedError: a weight that no kernel takes.
     """
     is_taken = taken("embedding", weight=weight)
     check_tensor("embedding", "input", input)
@@ -66,7 +70,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, *, conf
     """Rotary position embedding: pairs (a, b) become (a·cos - b·sin, b·cos + a·sin). https://arxiv.org/abs/2104.09864
 
     Args:
-        x: ``[..., S, D]``, D even.
+        x: ``[..., S, D]``, D even; bfloat16, float16 or float32 (others on the CPU).
         cos, sin: ``[S, D/2]``, a value for each pair, or ``[S, D]`` with each of them twice, where the elements of its
             pair are: in equal halves, or with ``interleaved`` side by side. float32 or the dtype of x. They carry no
             gradient.
@@ -74,6 +78,9 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, *, conf
 
     Returns:
         The shape and dtype of x.
+
+    Raises:
+        ValueError: an odd D, tables that have neither of these shapes. tk.UnsupportedError: a dtype that no kernel has.
     """
     is_taken = taken("rope", x=x) & _takes_tables(x, cos, sin)
     flag("rope", "interleaved", interleaved)
