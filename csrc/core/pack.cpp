@@ -16,15 +16,19 @@ static_assert(std::endian::native == std::endian::little, "packs are read as the
 
 namespace {
 
-uint64_t size_of(int file) {
+uint64_t size_of(int file, const std::string& path) {
   struct stat status;
-  return fstat(file, &status) == 0 && S_ISREG(status.st_mode) ? static_cast<uint64_t>(status.st_size) : 0;
+  if (fstat(file, &status) != 0) fail(TK_PACK_ERROR, "pack ", path, " cannot be read: ", std::strerror(errno));
+  if (!S_ISREG(status.st_mode))
+    fail(TK_PACK_ERROR, "pack ", path, S_ISDIR(status.st_mode) ? " is a folder" : " is no regular file",
+         "; name a pack, such as 'my.tkpack'");
+  return static_cast<uint64_t>(status.st_size);
 }
 
 }  // namespace
 
 std::unique_ptr<const Pack> Pack::open(const std::string& path, std::string_view root) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // of a pipe it would wait
   if (file < 0) fail(TK_PACK_ERROR, "pack ", path, " cannot be opened: ", std::strerror(errno));
   std::unique_ptr<Pack> pack(new Pack(path, file));
   pack->read_header();
@@ -43,7 +47,7 @@ Pack::~Pack() { ::close(file_); }
 
 // Nothing in the header is believed before it was held against the size of the file.
 void Pack::read_header() {
-  const uint64_t size = size_of(file_);
+  const uint64_t size = size_of(file_, path_);
   format::Header header;
   if (size < sizeof header)
     damaged("it is no pack: a header alone takes ", sizeof header, " bytes, the file has ", size);

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tk import _library, errors
+from tk import _library
 from tk._table import Records
 
 __all__ = [
@@ -313,8 +313,6 @@ def needs(op: str) -> list[tuple[str, ...]]:
 
 def verify(path: str | os.PathLike[str]) -> int:
     """Holds every image of a pack's file against its hash; returns how many there are. Raises tk.PackError."""
-    if os.path.isdir(path):
-        raise errors.PackError(f"pack {os.fspath(path)} is a folder; name a pack, such as 'my.tkpack'")
     images = ctypes.c_uint32()
     _library.check(_library.core().tk_verify_pack(os.fsencode(path), images))
     return images.value

@@ -1,6 +1,7 @@
 #include "pack.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <cstring>
@@ -130,7 +131,10 @@ TEST(Pack, RefusesWhatIsNoPack) {
   expect_refused(path, "no pack");
   write_file(path, std::string(4096, 'x'));
   expect_refused(path, "magic");
-  expect_refused(dir.string(), "no pack");
+  expect_refused(dir.string(), "is a folder");
+  const auto pipe = (dir / "pipe.tkpack").string();
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  expect_refused(pipe, "no regular file");  // at once, though nobody writes to it
 }
 
 TEST(Pack, RefusesAnotherVersion) {
