@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import io
 import logging
 import random
 import time
 import types
 import warnings
+from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -256,6 +259,108 @@ def test_refused_with_its_line(fn: Callable[..., Any]) -> None:
     assert message in said, said
     line = fn.__code__.co_firstlineno + below
     assert f"{fn.__name__} ({__file__}:{line})" in said or f"line {line}: " in said, said
+
+
+NESTED = {"a": {"n": 0}, "list": [[0]], "tuple": ([],)}
+HOLDER = types.SimpleNamespace(inner=types.SimpleNamespace(n=0))
+QUEUE: deque[int] = deque()
+VARIABLE: ContextVar[float] = ContextVar("VARIABLE", default=1.0)
+NUMBERS = np.zeros(3)
+TEXT = io.StringIO()
+module = types.ModuleType("a_module_of_the_users")
+module.n = 0  # type: ignore[attr-defined]
+
+
+class Remembering:
+    seen = 0
+    names: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.last: dict[str, Any] = {}
+
+    def doubled(self, x):
+        self.last["x"] = 1
+        return x * 2
+
+    @property
+    def scale(self) -> float:
+        self.calls += 1
+        return 2.0
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * 2
+
+
+remembering, counting = Remembering(), Counting()
+
+
+def appended(x):
+    log.append(1)
+    return x * 2
+
+
+def counted(x):
+    global calls
+    calls += 1
+    return x * 2
+
+
+def with_a_list(x, found=[]):  # noqa: B006
+    found.append(1)
+    return x * 2
+
+
+def set_of_a_module(x):
+    module.n += 1
+    return x * 2
+
+
+def set_of_a_class(x):
+    Remembering.seen += 1
+    return x * 2
+
+
+def set_of_an_object_in_another(x):
+    HOLDER.inner.n += 1
+    return x * 2
+
+
+# (function, the variable that is said to change)
+FURTHER: dict[str, tuple[Callable[..., Any], str]] = {
+    "a dict in a dict": (lambda x: (NESTED["a"].update(n=1), x * 2)[1], "NESTED"),
+    "a list in a list": (lambda x: (NESTED["list"][0].append(1), x * 2)[1], "NESTED"),
+    "a list in a tuple": (lambda x: (NESTED["tuple"][0].append(1), x * 2)[1], "NESTED"),
+    "an object in another": (set_of_an_object_in_another, "HOLDER"),
+    "a deque": (lambda x: (QUEUE.append(1), x * 2)[1], "QUEUE"),
+    "a context variable": (lambda x: (VARIABLE.set(2.0), x * 2)[1], "VARIABLE"),
+    "an array": (lambda x: (NUMBERS.__setitem__(0, 7), x * 2)[1], "NUMBERS"),
+    "a text in memory": (lambda x: (TEXT.write("x"), x * 2)[1], "TEXT"),
+    "a module": (set_of_a_module, "module"),
+    "a class": (set_of_a_class, "Remembering"),
+    "a list of a class": (lambda x: (Remembering.names.append("x"), x * 2)[1], "Remembering"),
+    "a method's object": (lambda x: remembering.doubled(x), "remembering"),
+    "a property's object": (lambda x: x * remembering.scale, "remembering"),
+    "a module of torch's": (lambda x: counting(x), "counting"),
+    "a helper's list": (lambda x: appended(x), "log"),
+    "a helper's global": (lambda x: counted(x), "calls"),
+    "a helper's default": (lambda x: with_a_list(x), "with_a_list"),
+    "a function in it": (lambda x: (lambda y: (QUEUE.append(1), y * 2)[1])(x), "QUEUE"),
+}
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_a_change_that_lies_deeper(name: str) -> None:
+    fn, changed = FURTHER[name]
+    with pytest.raises(SideEffect, match=f"it changes {changed}, which is not its own"):
+        generate(fn, op(x="fp32[M]")(fn).signature, "fn")
 
 
 def closure() -> Callable[..., Any]:

@@ -4,6 +4,7 @@ functions that are declared with @tk.op; and what has none, which says so."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from second_order import CASES, REFUSED, WITHOUT_GRADIENT, Case, hessian_product
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import tk
 from tk import functional
@@ -41,6 +43,48 @@ def test_hessian_vector_products(case: Case) -> None:
     exact = hessian_product(case.torchs, case.leaves(torch.float64, CPU))
     for a, b in zip(mine, exact, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5 + 2e-5 * float(b.abs().max()))
+
+
+def _results(f: Callable[..., Any], *leaves: Tensor) -> list[Tensor]:
+    found = f(*leaves)
+    return [x for x in (found if isinstance(found, tuple) else (found,)) if x.is_floating_point()]
+
+
+def _assert_alike(mine: list[Tensor], theirs: list[Tensor]) -> None:
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_a_checkpoint_makes_again_what_the_gradient_reads(case: Case) -> None:
+    """It makes each saved tensor once."""
+
+    def gradients(is_kept: bool) -> list[Tensor]:
+        leaves = case.leaves(torch.float32, CPU)
+        run = partial(_results, case.ours)
+        found = run(*leaves) if is_kept else checkpoint(run, *leaves, use_reentrant=False)
+        return list(torch.autograd.grad([x.square().sum() for x in found], leaves))
+
+    _assert_alike(gradients(False), gradients(True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_a_batch_of_gradients(case: Case) -> None:
+    def gradients(f: Callable[..., Any]) -> list[Tensor]:
+        leaves = case.leaves(torch.float32, CPU)
+        found = _results(f, *leaves)
+        given = [torch.stack([torch.ones_like(x), torch.linspace(0.1, 2, x.numel()).reshape(x.shape)]) for x in found]
+        return list(torch.autograd.grad(found, leaves, given, is_grads_batched=True))
+
+    _assert_alike(gradients(case.ours), gradients(case.torchs))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.function != "grouped_mm"], ids=ids)
+def test_a_tangent_has_the_dtype_of_its_result(case: Case) -> None:
+    leaves = tuple(x.detach() for x in case.leaves(torch.float32, CPU))
+    found, tangents = torch.func.jvp(lambda *xs: tuple(_results(case.ours, *xs)), leaves, leaves)
+    assert [x.dtype for x in tangents] == [x.dtype for x in found]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.function != "grouped_mm"], ids=ids)

@@ -294,11 +294,11 @@ def _of_log_sums(ctx: Any, grad: Tensor) -> Any:
     """grad · exp(x - output) summed from the end, as logarithms of its positive and of its negative part. An output of
     16 bits was rounded, and its exponential would be off by as much as that: it is worked out again. A single element
     is its own output."""
-    x, *_ = ctx.saved_tensors
+    x, *saved = ctx.saved_tensors  # once: a checkpoint makes each tensor again when it is asked for
     length = x.shape[-1]
     if type(length) is int and length == 1:
         return grad + (x - x), None, None  # no number where x is infinite, as exp(x - output)
-    x, *saved = (t.float() for t in ctx.saved_tensors)
+    x, *saved = (t.float() for t in (x, *saved))
 
     def summed(x: Tensor) -> Tensor:
         return torch.ops.tk.logcumsumexp(x, -1, ctx.mode)
@@ -358,7 +358,8 @@ def _var_mean(dim: int | None) -> Callable[..., Any]:
         wide = x.float() if x.dtype != torch.float64 else x
         moments = torch.var_mean if power == 1 else torch.std_mean
         found, mean = moments(wide, dim, correction=0)
-        return (found * bessel**power).to(x.dtype), mean.to(x.dtype)
+        scaled = torch.ops.aten.mul.Scalar(found, bessel**power)  # see tk.generated.interpret.evaluate_node
+        return scaled.to(x.dtype), mean.to(x.dtype)
 
     return in_aten
 

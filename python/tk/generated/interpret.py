@@ -283,8 +283,16 @@ def evaluate_node(
     """One recorded node, of those before it."""
     args = [_value(x, values, device) for x in node.get("args", ())]
     kwargs = {key: _value(x, values, device) for key, x in node.get("kwargs", {}).items()}
-    function = _parts(node["op"]) if take_apart and node["op"] in _TAKEN_APART else None
-    return (function or _function(node["op"], inputs, name))(*args, **kwargs)
+    op, function = node["op"], None
+    if take_apart:
+        function = _parts(op) if op in _TAKEN_APART else None
+        # Of a tensor without dimensions and a number torch.func gives a tangent in float64, where the number is taken
+        # for a tensor.
+        op = _OF_NUMBERS[op] if op in _OF_NUMBERS and not isinstance(args[1], Tensor) else op
+    return (function or _function(op, inputs, name))(*args, **kwargs)
+
+
+_OF_NUMBERS = {f"aten.{name}.Tensor": f"aten.{name}.Scalar" for name in ("add", "sub", "mul", "div")}
 
 
 def _parts(op: str) -> Callable[..., Any] | None:

@@ -7,6 +7,7 @@ csrc/ops/product.h is the counterpart in C++. docs/products.md says what each pr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -341,8 +342,9 @@ def loop(op: Any, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple
 
 
 def rows(x: Tensor) -> Tensor:
-    """Views ``[..., K]`` as ``[rows, K]``. reshape(-1, K) could not, because K may be 0."""
-    return torch.atleast_2d(x).flatten(0, -2)
+    """Views ``[..., K]`` as ``[rows, K]``. reshape(-1, K) could not, because K may be 0, and flatten has no rule for
+    the batches of ``torch.autograd.grad(..., is_grads_batched=True)``."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def register(name: str, allocate: Any, setup: Any, backward: Any, vmap: Any = loop) -> None:

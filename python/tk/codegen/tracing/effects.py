@@ -17,18 +17,22 @@ import sys
 import threading
 import time
 import warnings
+from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from functools import partial
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from tk.codegen.errors import SideEffect, TraceError
-from tk.codegen.tracing.reads import NOT_THE_USERS
+from tk.codegen.tracing.reads import NOT_THE_USERS, PYTHONS
 
-_CONTAINERS = (list, dict, set, bytearray)
 _OF_TENSORS = ("data", "grad")  # attributes whose assignment changes a tensor behind autograd's back
 _OF_DATES = ("now", "today", "utcnow")
 
@@ -56,7 +60,7 @@ def refused(fn: Callable[..., Any]) -> Iterator[None]:
 def changed(fn: Callable[..., Any], x: torch.Tensor, line: int | None) -> TraceError:
     """The error of a call at this line that writes into a tensor which is not among the function's arguments."""
     fn = inspect.unwrap(fn)
-    names = [name for name, reached in _reached(fn).items() if reached is x] if isinstance(fn, FunctionType) else []
+    names = [name for name, value in _reached(fn).items() if value is x] if isinstance(fn, FunctionType) else []
     return _error(fn, line, f"changes {(*names, 'a tensor')[0]}, which is not its own: return what should change")
 
 
@@ -64,16 +68,17 @@ def _check(
     fn: Callable[..., Any],
     printed: _Printed,
     noted: Sequence[_Noted],
-    before: Mapping[str, Any],
+    before: Sequence[_Reached],
     drawn: Mapping[str, Any],
 ) -> None:
     if noted:
         raise _error(fn, noted[0].line, noted[0].text)
     if printed.line:
         raise _error(fn, printed.line, "prints, which no kernel does: leave it to the caller")
-    for name, was in before.items():
-        if _state(fn).get(name) != was:
-            raise _error(fn, _line_of(fn, name), f"changes {name}, which is not its own: return what should change")
+    for x in before:
+        if x.state() != x.was:
+            text = f"changes {x.name}, which is not its own: return what should change"
+            raise _error(fn, _line_of(fn, x.name), text)
     for what, was in drawn.items():
         if _random_state()[what] != was:
             raise _error(
@@ -168,28 +173,128 @@ def _noting(original: Callable[..., Any], text: str, file: str, noted: list[_Not
 
 # --- What the function can reach ---
 
+_SITE = str(Path(torch.__file__).parents[1])  # where other packages are
+_MOST = 2000  # objects: a function may hold a whole model
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """Something that outlives the call. name: of the variable by which it is reached."""
+
+    name: str
+    state: Callable[[], Any]
+    was: Any
+
 
 def _reached(fn: Callable[..., Any]) -> Mapping[str, Any]:
-    """The globals, closed-over variables and attributes of modules' own that it names."""
-    found = inspect.getclosurevars(fn)
-    return {**found.globals, **found.nonlocals}
+    """The globals and closed-over variables that it names, in functions inside of it too."""
+    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+    found = {name: fn.__globals__[name] for name in _names(fn.__code__) if name in fn.__globals__}
+    for name, cell in cells.items():
+        with suppress(ValueError):  # a variable without a value yet
+            found[name] = cell.cell_contents
+    return found
 
 
-def _state(fn: Callable[..., Any]) -> dict[str, Any]:
-    return {name: _shallow(x) for name, x in _reached(fn).items()}
+def _names(code: CodeType) -> set[str]:
+    inner = (c for c in code.co_consts if isinstance(c, CodeType))
+    return {*code.co_names}.union(*map(_names, inner))
+
+
+def _state(fn: Callable[..., Any]) -> list[_Reached]:
+    """All that the function reaches by its variables, by those of the user's functions that it calls, and by what is
+    in them, as it is now."""
+    found: list[_Reached] = []
+    pending: deque[tuple[str, Any]] = deque([(fn.__name__, fn)])
+    seen: dict[int, Any] = {}  # which keeps them alive
+    while pending and len(found) < _MOST:
+        name, x = pending.popleft()
+        if id(x) in seen or isinstance(x, _PLAIN):
+            continue
+        seen[id(x)] = x
+        state = partial(_shallow, x)
+        found.append(_Reached(name, state, state()))
+        pending += ((name, part) for part in _parts(x))
+        if isinstance(x, FunctionType) and _is_the_users(x.__module__):
+            for variable, value in _reached(x).items():
+                state = partial(_value, x, variable)
+                found.append(_Reached(variable, state, state()))
+                pending.append((variable, value))
+                if isinstance(value, ModuleType) and _is_the_users(value.__name__):
+                    of_module = {n: v for n, v in vars(value).items() if n in _names(x.__code__)}
+                    state = partial(_attributes, value, list(of_module))
+                    found.append(_Reached(variable, state, state()))
+                    pending += ((variable, v) for v in of_module.values())
+    return found
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def _value(fn: FunctionType, name: str) -> int:
+    return id(_reached(fn).get(name))
+
+
+def _attributes(x: Any, names: Sequence[str]) -> list[int]:
+    return [id(vars(x).get(name)) for name in names]
+
+
+def _is_the_users(module: str | None) -> bool:
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    return module == "__main__" or file is None or not file.startswith((*NOT_THE_USERS, PYTHONS, _SITE))
+
+
+def _has_attributes(x: Any) -> bool:
+    """Whether the user's code may assign its attributes: what traces and logs are made of changes by itself."""
+    file = getattr(sys.modules.get(type(x).__module__), "__file__", None) or ""
+    return hasattr(x, "__dict__") and (isinstance(x, torch.nn.Module) or not file.startswith(NOT_THE_USERS))
+
+
+def _parts(x: Any) -> Sequence[Any]:
+    """What is inside of it."""
+    if isinstance(x, dict):
+        return list(x.values())
+    if isinstance(x, list | tuple | set | frozenset | deque):
+        return list(x)
+    if isinstance(x, partial):
+        return [x.func, x.args, x.keywords]
+    if isinstance(x, MethodType):
+        return [x.__self__, x.__func__]
+    if isinstance(x, FunctionType):
+        return [x.__defaults__, x.__kwdefaults__]
+    if isinstance(x, property):
+        return [x.fget]
+    if isinstance(x, staticmethod | classmethod):
+        return [x.__func__]
+    if isinstance(x, type):
+        return list(vars(x).values()) if _is_the_users(x.__module__) else []
+    if isinstance(x, torch.Tensor | ModuleType) or not _has_attributes(x):
+        return []
+    return [*vars(x).values(), type(x)]
 
 
 def _shallow(x: Any) -> Any:
     """Equal to what it was as long as nothing was put into it or taken out."""
     if isinstance(x, dict):
-        return id(x), [(id(k), id(v)) for k, v in x.items()]
-    if isinstance(x, _CONTAINERS):
-        return id(x), [id(v) for v in x]
+        return [(id(k), id(v)) for k, v in x.items()]
+    if isinstance(x, list | set | deque):
+        return [id(v) for v in x]
     if isinstance(x, torch.Tensor):
-        return id(x), x._version
-    if isinstance(x, type | ModuleType) or not hasattr(x, "__dict__"):
-        return id(x)
-    return id(x), [(k, id(v)) for k, v in vars(x).items()]
+        return None if x.is_inference() else x._version
+    if isinstance(x, ContextVar):
+        return id(x.get(None))
+    if isinstance(x, io.StringIO | io.BytesIO):
+        return x.getvalue()
+    if isinstance(x, type) and _is_the_users(x.__module__):
+        return [(k, id(v)) for k, v in vars(x).items()]
+    if isinstance(x, type | ModuleType):
+        return None
+    if isinstance(x, bytearray | array) or type(x).__module__ == "numpy":
+        return bytes(x) if getattr(x, "nbytes", 0) <= _MOST_BYTES else None
+    return [(k, id(v)) for k, v in vars(x).items()] if _has_attributes(x) else None
+
+
+_MOST_BYTES = 1 << 16
 
 
 def _random_state() -> dict[str, Any]:

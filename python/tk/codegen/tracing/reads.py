@@ -29,7 +29,7 @@ from tk.codegen.errors import SideEffect
 
 _FOLDERS = (*(Path(m.__file__).parent for m in (torch, sympy) if m.__file__), Path(__file__).parents[2])
 NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
-_PYTHONS = str(Path(os.__file__).parent) + os.sep
+PYTHONS = str(Path(os.__file__).parent) + os.sep
 _TORCHS = str(_FOLDERS[0]) + os.sep
 _OF_MACHINES = (f"{_TORCHS}cuda{os.sep}__init__.py", f"{_TORCHS}backends{os.sep}")
 
@@ -195,7 +195,7 @@ def _at(fn: Callable[..., Any], code: CodeType, line: int | None = None) -> str:
 def _is_the_users(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
     return not name.startswith((*NOT_THE_USERS, "<frozen")) and not (
-        name.startswith(_PYTHONS) and "site-packages" not in name
+        name.startswith(PYTHONS) and "site-packages" not in name
     )
 
 
