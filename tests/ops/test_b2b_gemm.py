@@ -68,6 +68,35 @@ def test_functions_of_one_another() -> None:
         close(tk.b2b_gemm(A, B, C, f=f), exact(A, B, C, "left", f))
 
 
+@pytest.mark.parametrize(
+    "f",
+    (
+        lambda x: x - x.mean(),
+        lambda x: x - x.sum(-1, keepdim=True),
+        lambda x: x.softmax(-1),
+        lambda x: x - x.max(),
+        lambda x: x / x.norm(),
+        lambda x: x.var(),
+        lambda x: x.flip(0) if x.dim() else x,
+        lambda x: x.cumsum(0),
+        lambda x: x.t(),
+        lambda x: x * x.numel(),
+        lambda x: x * x.ndim,
+        lambda x: x * 2 if x.dim() == 2 else x * 3,
+        lambda x: x * x.shape[0] if x.dim() else x * 3,
+        lambda x: x * 2 if x.stride() else x * 3,
+    ),
+)
+def test_what_is_not_done_number_by_number_is_refused(f) -> None:  # type: ignore[no-untyped-def]
+    for _ in range(2):
+        with pytest.raises(
+            tk.UnsupportedError, match=r"tk\.b2b_gemm: f is <lambda>, which (does to|fails on) a matrix"
+        ):
+            tk.b2b_gemm(A, B, C, f=f)
+    with pytest.raises(tk.UnsupportedError, match=r"tk\.b2b\.register: f is <lambda>, which"):
+        tk.b2b.register(f)
+
+
 def test_numbers_are_arguments_and_code_is_not() -> None:
     one, other = (function.traced_function(shifted_cosine(s), "")[0] for s in (0.5, 0.75))
     assert function.op_name(one) == function.op_name(other) and one.captures[0].kind == "float"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tk import errors
 from tk.flex import source
@@ -86,7 +87,32 @@ def traced_function(f: Any, caller: str) -> tuple[Traced, tuple[Any, ...]]:
             raise errors.UnsupportedError(
                 f"{caller}: f is {name}, which captures the tensor {capture.name}; it may capture numbers"
             )
+    _check_numbers_alone(f, name, pair.traced, caller)
     return pair.traced, pair.values
+
+
+_checked: set[tuple[str, Any]] = set()  # a trace's fingerprint, and the code that it is of
+
+
+def _check_numbers_alone(f: Function, name: str, traced: Traced, caller: str) -> None:
+    """Raises tk.UnsupportedError for a function that does not do to each number of a matrix what it does to the number
+    alone: a trace, which has one number, cannot tell, and a kernel has a tile."""
+    key = traced.fingerprint, getattr(f, "__code__", type(f))
+    if key in _checked:
+        return
+    with _disable_current_modes(), torch.no_grad():
+        x = torch.tensor([[0.25, 1.5, -0.75], [2.0, 0.5, -1.25]], device="cpu")
+        try:
+            whole = f(x.clone())
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise errors.UnsupportedError(f"{caller}: f is {name}, which fails on a matrix: {error}") from None
+        each = torch.stack([f(number.clone()) for number in x.flatten()]).reshape(x.shape)
+    if whole.shape != x.shape or not torch.allclose(whole, each.to(whole.dtype), rtol=1e-3, equal_nan=True):
+        raise errors.UnsupportedError(
+            f"{caller}: f is {name}, which does to a matrix what it does not do to each of its numbers alone, as a sum "
+            "or a size does; a kernel has one tile of the matrix at a time"
+        )
+    _checked.add(key)
 
 
 def apply(text: str, numbers: Sequence[Any], x: Tensor) -> Tensor:
