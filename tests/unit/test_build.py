@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -1070,3 +1071,10 @@ def test_the_packages_packs_come_with_definitions(cache, tmp_path):
     assert (tmp_path / "ops.tkpack").read_bytes() == data
     lines = (tmp_path / "roots.inc").read_text().splitlines()
     assert lines[1] == f'{{"ops.tkpack", "{read_pack(data).index_hash}"}},'
+
+
+def test_a_build_prints_where_stdout_is_by_then(tmp_path: Path) -> None:
+    """And not where it was when the module was imported: a program may have redirected it since."""
+    with redirect_stdout(io.StringIO()) as printed:
+        build([], Cache(tmp_path), jobs=1)
+    assert "done in" in printed.getvalue()

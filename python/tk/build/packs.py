@@ -375,10 +375,12 @@ def definitions(families: Sequence[Family]) -> bytes:
 
 
 def build(packs: Sequence[PlannedPack], cache: Cache, jobs: int, roots: Path | None = None,
-          out: TextIO = sys.stdout, ops: tuple[Path, bytes] | None = None,
+          out: TextIO | None = None, ops: tuple[Path, bytes] | None = None,
           any_variant: bool = False) -> None:  # fmt: skip
     """Compile what the cache lacks, write the packs, and `roots` with their hashes. ops: one more pack, of definitions,
-    that is rooted with them. any_variant: see leave_out. Raises BuildError."""
+    that is rooted with them. any_variant: see leave_out. out: by default what sys.stdout is by then. Raises
+    BuildError."""
+    out = out or sys.stdout
     empty = [p.target.name for p in packs if not any(op.variants for op in p.ops)]
     if empty:
         raise BuildError(f"nothing to build for {', '.join(empty)}")
@@ -446,7 +448,7 @@ def _report_spills(packs: Sequence[PlannedPack], work: Work, out: TextIO) -> Non
 # --- Dry run ---
 
 
-def dry_run(packs: Sequence[PlannedPack], cache: Cache, jobs: int, out: TextIO = sys.stdout) -> None:
+def dry_run(packs: Sequence[PlannedPack], cache: Cache, jobs: int, out: TextIO) -> None:
     """What a build would do: for each kernel what is considered, excluded and why; compilations, size and time."""
     work = find_work(packs, cache)
     for pack in packs:
