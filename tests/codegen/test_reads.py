@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,3 +240,14 @@ def test_the_profiler_stays_the_callers() -> None:
         assert sys.getprofile() is profile
     finally:
         sys.setprofile(None)
+
+
+def test_the_run_on_the_cpu_warns_of_nothing() -> None:
+    """Torch warns of a variance of one element, which no size of the trace has."""
+
+    def fn(x):
+        return x.var(-1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        generate(fn, op(x="fp32[M, 1]")(fn).signature, "fn")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -375,10 +376,12 @@ def _agrees(
     own = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in named.items()}
     try:
         with (
+            warnings.catch_warnings(),  # the trace has given them
             reads.unchanged(fn),
             reads.refused(fn), random.drawing(signature, own), Lines(fn), random.Eager(), combine.replaced(fn),
             special.shapes_of_norms(),
         ):  # fmt: skip
+            warnings.simplefilter("ignore")
             expected, _ = tree_flatten(fn(**random.own(fn, own)))
         actual, _ = tree_flatten(fx.Interpreter(_on_cpu(recorded)).run(*graph))
     except TraceError:
