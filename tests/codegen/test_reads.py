@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import random
 import secrets
@@ -240,6 +241,30 @@ def test_the_profiler_stays_the_callers() -> None:
         assert sys.getprofile() is profile
     finally:
         sys.setprofile(None)
+
+
+def test_what_a_collection_of_garbage_calls_is_not_the_functions_doing() -> None:
+    """hypothesis, for one, takes the time of every collection."""
+
+    @op(x="fp32[N]")
+    def fn(x):
+        cycles = [[] for _ in range(9)]
+        for one in cycles:
+            one.append(one)
+        return x + len(cycles)
+
+    def callback(phase: str, info: Any) -> None:
+        time.perf_counter()
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(callback)
+    gc.set_threshold(1, 1, 1)
+    try:
+        assert generate(fn.fn, fn.signature, "fn").graphs
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(callback)
 
 
 def test_the_run_on_the_cpu_warns_of_nothing() -> None:

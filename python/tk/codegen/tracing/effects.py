@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from tk.codegen.errors import SideEffect, TraceError
-from tk.codegen.tracing.reads import NOT_THE_USERS, PYTHONS
+from tk.codegen.tracing.reads import NOT_THE_USERS, PYTHONS, is_of_a_collection
 
 _OF_TENSORS = ("data", "grad")  # attributes whose assignment changes a tensor behind autograd's back
 _OF_DATES = ("now", "today", "utcnow")
@@ -164,7 +164,7 @@ def _noting(original: Callable[..., Any], text: str, file: str, noted: list[_Not
             frame = frame.f_back  # type: ignore[assignment]
         if threading.get_ident() == thread and frame is not None:
             where = frame.f_code.co_filename
-            if not where.startswith(NOT_THE_USERS):
+            if not where.startswith(NOT_THE_USERS) and not is_of_a_collection(frame):
                 noted.append(_Noted(frame.f_lineno if where == file else None, text))
         return original(*args, **kwargs)
 
