@@ -121,40 +121,11 @@ if TYPE_CHECKING:
     from tk.generated import op
 
     # A type checker takes what an installed package imports for its own, but for what is in here.
-    __all__ += ["adamw_", "add_layer_norm", "add_rms_norm", "amax", "argmax", "argsort", "b2b", "bucketize"]
     __all__ += [
-        "cross_entropy",
-        "cummax",
-        "cummin",
-        "cumprod",
-        "cumsum",
-        "dropout",
-        "dropout_add",
-        "embedding",
-        "enable",
-    ]
-    __all__ += [
-        "flex",
-        "flex_attention",
-        "gather",
-        "geglu",
-        "gelu",
-        "group_norm",
-        "index_add",
-        "index_put",
-        "layer_norm",
-    ]
-    __all__ += ["linear_cross_entropy", "log_softmax", "logcumsumexp", "logsumexp", "mean", "quantize_fp8", "rand"]
-    __all__ += [
-        "randint",
-        "randn",
-        "rms_norm",
-        "rope",
-        "scatter_add",
-        "sdpa",
-        "searchsorted",
-        "silu",
-        "softmax",
-        "sort",
-    ]
-    __all__ += ["std_mean", "sum", "swiglu", "topk", "use", "var_mean", "varlen_attn"]
+        "adamw_", "add_layer_norm", "add_rms_norm", "amax", "argmax", "argsort", "b2b", "bucketize", "cross_entropy",
+        "cummax", "cummin", "cumprod", "cumsum", "dropout", "dropout_add", "embedding", "enable", "flex",
+        "flex_attention", "gather", "geglu", "gelu", "group_norm", "index_add", "index_put", "layer_norm",
+        "linear_cross_entropy", "log_softmax", "logcumsumexp", "logsumexp", "mean", "quantize_fp8", "rand", "randint",
+        "randn", "rms_norm", "rope", "scatter_add", "sdpa", "searchsorted", "silu", "softmax", "sort", "std_mean",
+        "sum", "swiglu", "topk", "use", "var_mean", "varlen_attn",
+    ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 from tk.aot.errors import BuildError
@@ -50,15 +51,16 @@ def _internal(what: str, error: Exception) -> InternalError:
     )
 
 
-def where(fn: Any, line: int | None = None) -> str:
-    code = getattr(fn, "__code__", None)
-    return repr(fn) if code is None else f"{of_function(fn)}{line or code.co_firstlineno})"
+def where(fn: Any, line: int | None = None, code: CodeType | None = None) -> str:
+    """The function, and a line of it or of the helper that has this code."""
+    code = code or getattr(fn, "__code__", None)
+    return repr(fn) if code is None else f"{of_function(fn, code)}{line or code.co_firstlineno})"
 
 
-def of_function(fn: Any) -> str:
+def of_function(fn: Any, code: CodeType | None = None) -> str:
     """What :func:`where` begins with, whatever the line."""
-    code = getattr(fn, "__code__", None)
-    return repr(fn) if code is None else f"{fn.__name__} ({code.co_filename}:"
+    code = code or getattr(fn, "__code__", None)
+    return repr(fn) if code is None else f"{getattr(fn, '__name__', fn)} ({code.co_filename}:"
 
 
 def needs_a_number(fn: Any, line: int | None, size: Any) -> str:

@@ -26,7 +26,7 @@ import sympy
 import torch
 from torch import Tensor
 
-from tk.codegen.errors import SideEffect
+from tk.codegen.errors import SideEffect, where
 
 _FOLDERS = (*(Path(m.__file__).parent for m in (torch, sympy) if m.__file__), Path(__file__).parents[2])
 NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
@@ -136,7 +136,7 @@ def unchanged(fn: Callable[..., Any]) -> Iterator[None]:
         torch.use_deterministic_algorithms(before["whether algorithms are deterministic"])
     for name, was in before.items():
         if after[name] != was:
-            raise SideEffect(f"{_at(fn, fn.__code__)}: a side effect: it changes {name}, which no kernel does")
+            raise SideEffect(f"{where(fn)}: a side effect: it changes {name}, which no kernel does")
 
 
 def _torchs_state() -> dict[str, Any]:
@@ -183,12 +183,12 @@ class _Watch:
         elif code not in self.seen and _is_the_users(frame):
             self.seen.add(code)
             if (line := _asks_of_a_device(code)) is not None:
-                self.found = SideEffect(f"{_at(self.fn, code, line)}: it asks {_DEVICE}")
+                self.found = SideEffect(f"{where(self.fn, line, code)}: it asks {_DEVICE}")
 
     def _refuse(self, frame: FrameType, text: str) -> None:
         if is_of_a_collection(frame):
             return
-        self.found = SideEffect(f"{_at(self.fn, frame.f_code, frame.f_lineno)}: a side effect: it {text}")
+        self.found = SideEffect(f"{where(self.fn, frame.f_lineno, frame.f_code)}: a side effect: it {text}")
 
 
 def is_of_a_collection(frame: FrameType | None) -> bool:
@@ -199,10 +199,6 @@ def is_of_a_collection(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _at(fn: Callable[..., Any], code: CodeType, line: int | None = None) -> str:
-    return f"{fn.__name__} ({code.co_filename}:{line or code.co_firstlineno})"
 
 
 def _is_the_users(frame: FrameType) -> bool:
