@@ -450,7 +450,9 @@ def test_inputs_without_plain_sizes(layout: torch.layout) -> None:
         with torch.no_grad():
             expected = F.linear(nested, linear.weight, linear.bias)
             assert_close([*linear(nested).unbind()], [*expected.unbind()])
-        program = make_fx(model, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x, x)
+        program = make_fx(
+            lambda x, y: model(x, y, y.shape), tracing_mode="symbolic", _allow_non_fake_inputs=True
+        )(x, x)  # fmt: skip
         assert torch.equal(program(x[:2], x[:2]), model(x[:2]))
 
 

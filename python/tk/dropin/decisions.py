@@ -211,11 +211,11 @@ def _input_like(is_training: bool, args: Args, kwargs: Kwargs) -> tuple[Any, ...
     for x in (*args, *kwargs.values()):
         for t in x if type(x) is tuple or type(x) is list else (x,):
             cls = type(t)
-            if (cls is Tensor or cls is Parameter) and not t.is_nested:  # others may have no sizes, or symbols
+            if (cls is Tensor or cls is Parameter) and not t.is_nested:
                 kind += (t.dtype, t.requires_grad, sizes(t.shape))
                 sizes = _powers_of_two
-            else:
-                kind.append(t if cls in _PLAIN else cls)
+            else:  # other tensors may have no sizes, and a size may be a symbol, which has no hash
+                kind.append(t if cls in _PLAIN and cls is not torch.Size else cls)
     return tuple(kind)
 
 
