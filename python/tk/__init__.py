@@ -8,6 +8,8 @@ Importing tk registers the ops. It does not initialise CUDA and never imports Tr
 read:
 
 - ``TK_PACK_PATH``: packs to load besides the package's own, separated by ``:``.
+- ``TK_CACHE_DIR``: the folder of what was built or measured on this machine. Without it that is ``tk`` under
+  ``XDG_CACHE_HOME`` or ``~/.cache``. ``tk info`` shows it.
 - ``TK_LOG``: the level of the ``tk`` logger ("debug", "info", …), which prints to stderr.
 - ``TK_LIBRARY_DIR``: the folder of the native libraries, if they are not in the package.
 - ``TK_NO_LIBRARY=1``: import tk without the native libraries. Only what builds packs can be used then.

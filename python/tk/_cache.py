@@ -16,12 +16,21 @@ __all__ = ["directory", "locked", "slug", "write_atomically", "write_json"]
 
 
 def directory() -> Path:
-    """``TK_CACHE_DIR``, else ``tk`` under ``XDG_CACHE_HOME`` or ``~/.cache``.
+    """``TK_CACHE_DIR``, else ``tk`` under ``XDG_CACHE_HOME`` or ``~/.cache``. An empty variable is as if it were not
+    set, and so is an XDG_CACHE_HOME that is no absolute path, as the XDG specification wants. A leading ``~`` of
+    TK_CACHE_DIR is a home directory; another relative path is below the current folder.
 
-    Raises RuntimeError when there is none of these, nor a home directory."""
-    if cache := os.environ.get("TK_CACHE_DIR"):
-        return Path(cache)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tk"
+    Raises FileNotFoundError when a home directory is needed and there is none, as in a container whose user has no
+    entry."""
+    cache = os.environ.get("TK_CACHE_DIR", "")
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        if cache:
+            return Path(cache).expanduser()
+        return (shared if shared.is_absolute() else Path.home() / ".cache") / "tk"
+    except RuntimeError:
+        wanted = f"TK_CACHE_DIR is {cache!r}, and" if cache else "no cache:"
+        raise FileNotFoundError(f"{wanted} this user has no home directory; set TK_CACHE_DIR to a folder") from None
 
 
 def slug(name: str) -> str:

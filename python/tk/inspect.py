@@ -136,7 +136,7 @@ def explain(op: str, *args: Any, arch: int | str | None = None, **kwargs: Any) -
     raise for wrong arguments; that no variant fits is not an error here but a ``choice`` of None.
 
     arch: 80 or 90, for what would run on an A100 or an H100, which this machine need not have; tensors may then be of
-    any device, such as "meta". Raises ValueError for another.
+    any device, such as "meta". Raises ValueError for another, and TypeError for what is neither an int nor a str.
     """
     find = here.steps if arch is None else partial(described.steps, described.gpu(arch))
     function = _wrapper(op)

@@ -171,7 +171,22 @@ MESSAGES: list[tuple[str, type[Exception], str]] = [
     ("tk.explain('bias_gelu', x)", TypeError, "tk.bias_gelu: argument 'bias' is missing"),
     ("tk.explain('bias_gelu', *[x] * 9)", TypeError,
      "tk.bias_gelu: there are fewer arguments than the 9 that are given"),
-    ("tk.explain('mm', x, x.T, arch=91)", ValueError, "arch is 91; GPUs are described of 80 (A100), 90 (H100)"),
+    ("tk.explain('mm', x, x.T, arch=91)", ValueError,
+     "tk.explain: no GPU is described of arch 91; where no pack is for it, it runs PTX for sm_80; GPUs are described "
+     "of 80 (A100), 90 (H100)"),
+    ("tk.explain('mm', x, x.T, arch='sm_86')", ValueError,
+     "tk.explain: no GPU is described of arch 'sm_86'; it runs the kernels for sm_80: write 80; ..."),
+    ("tk.explain('mm', x, x.T, arch=8.6)", TypeError,
+     "tk.explain: arch must be an int or a str, is 8.6; it runs the kernels for sm_80: write 80; GPUs are described "
+     "..."),
+    ("tk.explain('mm', x, x.T, arch=True)", TypeError,
+     "tk.explain: arch must be an int or a str, is True; GPUs are described of 80 (A100), 90 (H100)"),
+    ("tk.explain('mm', x, x.T, arch='ptx80')", ValueError,
+     "tk.explain: no GPU is described of arch 'ptx80'; GPUs are described of 80 (A100), 90 (H100)"),
+    ("tk.check(100).__enter__()", ValueError,
+     "tk.check: no GPU is described of arch 100; where no pack is for it, it runs PTX for sm_80; ..."),
+    ("tk.check(None).__enter__()", TypeError,
+     "tk.check: arch must be an int or a str, is None; GPUs are described of 80 (A100), 90 (H100)"),
     ("tk.load_pack('missing.tkpack')", tk.PackError, "...missing.tkpack cannot be opened: No such file or directory"),
 ]  # fmt: skip
 

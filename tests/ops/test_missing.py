@@ -14,10 +14,13 @@ import torch
 import tk
 from tk import capi, missing
 from tk.b2b import function
+from tk.codegen import source
+from tk.dropin import measured
 from tk.flex import own_ops
 from tk.flex.source import source_of
 from tk.flex.tracing import trace
 from tk.ops import b2b
+from tk.tune import pins
 
 from .test_attention_build import arguments
 from .test_generated_launch import Kernel
@@ -60,12 +63,14 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not tk.config.builds_missing()
 
 
-def test_where_packs_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TK_CACHE_DIR", raising=False)
+def test_every_file_of_the_user_is_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(name="A GPU", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert missing.directory() == Path("/somewhere/tk/packs")
-    monkeypatch.setenv("TK_CACHE_DIR", "/elsewhere")
-    assert missing.directory() == Path("/elsewhere/packs")
+    for cache, folder in (("", "/somewhere/tk"), ("/elsewhere", "/elsewhere")):
+        monkeypatch.setenv("TK_CACHE_DIR", cache)
+        files = [missing.directory(), measured.path_of(torch.device("cpu")), pins.user_file(), source.folder()]
+        assert {path.parent for path in files} == {Path(folder)}
 
 
 @pytest.mark.parametrize(

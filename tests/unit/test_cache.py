@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import pwd
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tk import _cache as cache_module
 from tk._cache import directory, write_atomically
 from tk.aot.cache import Artifact, Cache, compress, open_cache
+from tk.codegen import source
 
 IMAGE = bytes(range(256)) * 40
 ARTIFACT = Artifact(
@@ -83,15 +86,57 @@ def test_an_entry_replaces_another_for_all_readers(tmp_path):
     assert cache.load(KEY).entry == "other"
 
 
-def test_where_the_cache_is(monkeypatch, tmp_path):
-    monkeypatch.delenv("TK_CACHE_DIR", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert directory() == tmp_path / ".cache" / "tk"
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert str(directory()) == "/x/tk"
-    monkeypatch.setenv("TK_CACHE_DIR", "/y")
-    assert str(directory()) == "/y"
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({}, "home/.cache/tk"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/tk"),
+        ({"XDG_CACHE_HOME": ""}, "home/.cache/tk"),
+        ({"XDG_CACHE_HOME": "x"}, "home/.cache/tk"),  # the XDG specification: a relative path is ignored
+        ({"XDG_CACHE_HOME": "./x"}, "home/.cache/tk"),
+        ({"XDG_CACHE_HOME": "~/x"}, "home/.cache/tk"),
+        ({"TK_CACHE_DIR": "/y", "XDG_CACHE_HOME": "/x"}, "/y"),
+        ({"TK_CACHE_DIR": "", "XDG_CACHE_HOME": "/x"}, "/x/tk"),
+        ({"TK_CACHE_DIR": "~/y"}, "home/y"),
+        ({"TK_CACHE_DIR": "~"}, "home"),
+        ({"TK_CACHE_DIR": "a/~/y"}, "a/~/y"),
+    ],
+    ids=str,
+)
+def test_where_the_cache_is(
+    environment: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _environment(monkeypatch, environment, tmp_path / "home")
+    wanted = Path(folder)
+    if folder.startswith("home"):
+        wanted = tmp_path / folder
+    assert directory() == wanted
+
+
+def _environment(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], home: Path) -> None:
+    for name in ("TK_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": str(home), **environment}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("environment", [{}, {"XDG_CACHE_HOME": "x"}, {"TK_CACHE_DIR": "~/y"}], ids=str)
+def test_a_user_without_a_home(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a container that runs as a number. It is an OSError, as that of a folder that cannot be written is."""
+    _environment(monkeypatch, environment, tmp_path)
+    monkeypatch.delenv("HOME")
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(FileNotFoundError, match="no home directory; set TK_CACHE_DIR to a folder"):
+        directory()
+    messages: list[str] = []
+    with open_cache(messages.append) as cache:
+        cache.store(KEY, ARTIFACT)
+    assert len(messages) == 1
+    assert source.module("without_a_home", '"""Of a test."""\nONE = 1\n').ONE == 1
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_survived(monkeypatch, tmp_path):

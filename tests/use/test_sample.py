@@ -388,12 +388,14 @@ def _used() -> nn.Module:
     return model
 
 
+@pytest.mark.parametrize("cache", ["file", "~no_such_user/cache"])
 def test_a_cache_that_cannot_be_written(
-    timed: Callable[[Faster], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cache: str, timed: Callable[[Faster], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     timed({"linear": False})
     (tmp_path / "file").touch()
-    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TK_CACHE_DIR", cache)
     model, x = Net(), torch.randn(4, 16)
     with pytest.warns(UserWarning, match="what was measured is not kept"):
         tk.use(model, sample=x)

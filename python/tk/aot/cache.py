@@ -4,7 +4,7 @@ An entry is one file named by its key: a line of JSON (sizes, hashes, launch met
 a SHA-256 and bytes: images as a pack has them. It is published by writing beside it, fsync and rename: a reader sees
 all of it or nothing, and two builds may share a folder. A damaged entry counts as absent.
 
-The folder is ``TK_CACHE_DIR``, else ``tk`` under ``XDG_CACHE_HOME`` or ``~/.cache``.
+The folder is that of :func:`tk._cache.directory`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def open_cache(warn: Callable[[str], object]) -> Iterator[Cache]:
         (folder / LAYOUT).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder / LAYOUT):
             pass
-    except (OSError, RuntimeError) as e:
+    except OSError as e:
         with tempfile.TemporaryDirectory(prefix="tk-cache-") as temporary:
             warn(f"the cache cannot be written ({e}): what is compiled now is not kept; set TK_CACHE_DIR to a folder")
             yield Cache(Path(temporary))

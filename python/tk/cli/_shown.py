@@ -69,23 +69,6 @@ def check_device(text: str) -> None:
         raise Usage(f"--device {text}: torch sees {count}, cuda:0 to cuda:{count - 1}")
 
 
-def runs_on(text: str, archs: Sequence[int]) -> str:
-    """Says of an architecture that is none of archs whose kernels its GPUs run; "" of what names no architecture."""
-    found = re.fullmatch(r"(?:sm_?)?(\d{2,3})[af]?", text)
-    if not found:
-        return ""
-    arch = int(found[1])
-    # A cubin runs on later GPUs of its generation, but those of sm_90 on are for one alone.
-    older = [a for a in archs if a // 10 == arch // 10 and a <= arch and (a < 90 or a == arch)]
-    if older:
-        return (
-            f"write {older[-1]}" if older[-1] == arch else f"it runs the kernels for sm_{older[-1]}: write {older[-1]}"
-        )
-    if arch < min(archs):
-        return f"tk needs sm_{min(archs)} or newer"
-    return f"where no pack is for it, it runs PTX for sm_{min(archs)}"
-
-
 def unknown(kind: str, name: str, known: Iterable[str], most: int = 12, more: str = "") -> Usage:
     """What to raise for a name that nothing has: the nearest names, or some of what there is. more: a further line."""
     names: Sequence[str] = list(dict.fromkeys(known))

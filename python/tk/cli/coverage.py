@@ -7,7 +7,8 @@ import re
 from typing import Any
 
 import tk
-from tk.cli._shown import OF_A_PACK, Usage, add_json, as_json, runs_on, unknown
+from tk.cli._shown import OF_A_PACK, Usage, add_json, as_json, unknown
+from tk.heuristics.described import runs_on
 from tk.inspect import Coverage
 
 

@@ -10,7 +10,7 @@ import torch
 import tk
 from tk._dtypes import DTYPES
 from tk.cli._given import Shape, parameters, read
-from tk.cli._shown import OF_A_PACK, Usage, add_json, as_json, check_device, dtype_name, runs_on, unknown, unrecognized
+from tk.cli._shown import OF_A_PACK, Usage, add_json, as_json, check_device, dtype_name, unknown, unrecognized
 from tk.generated import register
 from tk.heuristics import described
 
@@ -51,10 +51,8 @@ def run(args: argparse.Namespace) -> int:
     if args.arch is not None:
         try:
             described.gpu(args.arch)
-        except ValueError:
-            there = f"there are {', '.join(f'{arch} ({gpu.name})' for arch, gpu in described.GPUS.items())}"
-            hint = "; ".join(filter(None, (runs_on(args.arch, tuple(described.GPUS)), there)))
-            raise Usage(f"there is no described GPU of architecture {args.arch!r}; {hint}") from None
+        except ValueError as error:
+            raise Usage(str(error).removeprefix("tk.explain: ")) from None
     has_gpu = torch.cuda.is_available()
     if args.device:
         check_device(args.device)

@@ -6,13 +6,14 @@ import argparse
 import os
 import platform
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import tk
-from tk import _library
+from tk import _cache, _library
 from tk.cli._shown import add_json, as_json
 from tk.inspect import Pack
 
@@ -41,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
 def _rows(with_ops: bool) -> Iterator[tuple[str, str]]:
     yield "tk", f"{tk.__version__} in {Path(tk.__file__).parent}"
     yield "libraries", str(_library.directory())
+    with suppress(FileNotFoundError):  # there is none, and what needs it says so
+        yield "cache", str(_cache.directory())
     yield "cmake", str(Path(tk.__file__).parent / "share" / "cmake")
     yield "python", platform.python_version()
     yield "torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}"

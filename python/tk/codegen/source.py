@@ -50,14 +50,15 @@ def module(name: str, text: str) -> ModuleType:
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     module_name = f"{MODULE}{name}_{digest}"
     if module_name not in sys.modules:
-        path = folder() / f"{module_name}.py"
-        if not path.is_file() or path.read_text() != text:
-            try:
+        file = f"{module_name}.py"
+        try:
+            path = folder() / file
+            if not path.is_file() or path.read_text() != text:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, text.encode())
-            except OSError:
-                path = Path(tempfile.mkdtemp(prefix="tk-generated-")) / path.name
-                path.write_text(text)
+        except OSError:
+            path = Path(tempfile.mkdtemp(prefix="tk-generated-")) / file
+            path.write_text(text)
         spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

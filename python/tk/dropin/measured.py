@@ -255,8 +255,8 @@ def _header(device: torch.device) -> dict[str, Any]:
 
 def load(device: torch.device) -> list[Measurement]:
     """What is kept of this device; nothing where there is no file. One that cannot be used is warned of once."""
-    path = path_of(device)
     try:
+        path = path_of(device)
         content = json.loads(path.read_text())
         header = _header(device)
         if other := [name for name, now in header.items() if content[name] != now]:
@@ -273,12 +273,12 @@ def load(device: torch.device) -> list[Measurement]:
 def save(device: torch.device, measurements: Iterable[Measurement]) -> list[Measurement]:
     """Adds them, and returns all; those of a class that was there replace it. A file of another version is replaced.
     Where the cache cannot be written, that is warned of, and nothing is kept."""
-    path = path_of(device)
 
     def merged() -> list[Measurement]:
         return list({(m.op, m.call): m for m in (*load(device), *measurements)}.values())
 
     try:
+        path = path_of(device)
         with _cache.locked(path):
             kept = merged()
             _cache.write_json(path, {**_header(device), "measured": [_saved(m) for m in kept]})

@@ -104,8 +104,12 @@ def check(arch: int | str = 90) -> Iterator[Checks]:
     Calls with tensors of the device "meta" cost nothing; others run where their tensors are as well.
 
     Args:
-        arch: 80 (as on an A100) or 90 (an H100). Raises ValueError for another.
+        arch: 80 (as on an A100) or 90 (an H100).
+
+    Raises:
+        ValueError: another arch.
+        TypeError: arch is neither an int nor a str.
     """
-    found = Checks(described.gpu(arch))
+    found = Checks(described.gpu(arch, "check"))
     with described.Recording(found.add):
         yield found

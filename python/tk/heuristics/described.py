@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -40,13 +41,35 @@ GPUS: Mapping[int, Gpu] = {
 _at_work = threading.local()
 
 
-def gpu(arch: int | str) -> Gpu:
-    """The GPU of an architecture, written 90, "90" or "sm_90". Raises ValueError for one that no GPU is described
-    of."""
+def gpu(arch: int | str, function: str = "explain") -> Gpu:
+    """The GPU of an architecture, written 90, "90" or "sm_90". function: who asks, for the message. Raises ValueError
+    for one that no GPU is described of, and TypeError for what is neither an int nor a str."""
     text = str(arch).removeprefix("sm_")
-    if text.isdigit() and int(text) in GPUS:
+    is_name = isinstance(arch, str | Integral) and not isinstance(arch, bool)
+    if is_name and text.isdecimal() and int(text) in GPUS:
         return GPUS[int(text)]
-    raise ValueError(f"arch is {arch!r}; GPUs are described of {', '.join(f'{a} ({g.name})' for a, g in GPUS.items())}")
+    there = f"GPUs are described of {', '.join(f'{a} ({g.name})' for a, g in GPUS.items())}"
+    hint = "; ".join(filter(None, (runs_on(str(arch), tuple(GPUS)), there)))
+    if not is_name:
+        raise TypeError(f"tk.{function}: arch must be an int or a str, is {arch!r}; {hint}")
+    raise ValueError(f"tk.{function}: no GPU is described of arch {arch!r}; {hint}")
+
+
+def runs_on(text: str, archs: Sequence[int]) -> str:
+    """Says of an architecture that is none of archs whose kernels its GPUs run; "" of what names no architecture."""
+    found = re.fullmatch(r"(?:sm_?)?(\d{2,3})[af]?|(\d{1,2}\.\d)", text.strip())
+    if not found:
+        return ""
+    arch = int(found[1] or found[2].replace(".", ""))  # a compute capability has a point: 8.6
+    # A cubin runs on later GPUs of its generation, but those of sm_90 on are for one alone.
+    older = [a for a in archs if a // 10 == arch // 10 and a <= arch and (a < 90 or a == arch)]
+    if older:
+        return (
+            f"write {older[-1]}" if older[-1] == arch else f"it runs the kernels for sm_{older[-1]}: write {older[-1]}"
+        )
+    if arch < min(archs):
+        return f"tk needs sm_{min(archs)} or newer"
+    return f"where no pack is for it, it runs PTX for sm_{min(archs)}"
 
 
 @cache

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,10 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def user_file(device: int = 0) -> Path:
-    """The file of this machine's measurements of a GPU: ``$XDG_CACHE_HOME/tk/tuned-<gpu>-sm<arch>.json``."""
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    """The file of this machine's measurements of a GPU: ``tuned-<gpu>-sm<arch>.json`` in the user's cache."""
     properties = torch.cuda.get_device_properties(device)
-    return Path(root) / "tk" / f"tuned-{_cache.slug(properties.name)}-sm{properties.major}{properties.minor}.json"
+    name = f"tuned-{_cache.slug(properties.name)}-sm{properties.major}{properties.minor}.json"
+    return _cache.directory() / name
 
 
 def load_user_pins() -> int:
