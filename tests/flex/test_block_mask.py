@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import itertools
+import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -200,3 +205,80 @@ def test_lists_are_read_back() -> None:
         chosen = torch.rand(2, 1, rows, columns) > 0.5
         number, order = implementation._listed(chosen)
         assert torch.equal(implementation._dense(number, order, columns), chosen)
+
+
+# --- Pickled ---
+
+LENGTH = 16
+# A call of every function of the library that makes a mask.
+MADE: dict[str, Any] = {
+    "sliding_window": lambda: mods.sliding_window(5),
+    "dilated_window": lambda: mods.dilated_window(3, 2),
+    "prefix_lm": lambda: mods.prefix_lm(3),
+    "prefix_lm of entries": lambda: mods.prefix_lm(torch.tensor([3, 7])),
+    "document": lambda: mods.document(torch.arange(LENGTH) // 5),
+    "document of entries": lambda: mods.document(dense.ids(2, LENGTH)),
+    "natten_2d": lambda: mods.natten_2d(4, 4, 3),
+    "and_masks": lambda: mods.and_masks(mods.causal, mods.or_masks(mods.prefix_lm(2), mods.sliding_window(4)), plain),
+    "or_masks": lambda: mods.or_masks(),
+    "causal": lambda: mods.causal,
+    "a user's": lambda: plain,
+}  # fmt: skip
+
+
+def plain(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return q_idx != kv_idx + 1
+
+
+def test_every_mask_of_the_library_is_here() -> None:
+    score_mods = {"alibi", "learned_bias", "per_head_bias", "relative_bias", "soft_cap"}
+    assert {name.split()[0] for name in MADE} - {"a"} == set(mods.__all__) - score_mods
+
+
+def _saved(mask: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(mask, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("way", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy, _saved])
+def test_a_mask_is_pickled_and_copied(name: str, way: Any) -> None:
+    mask = make(MADE[name](), 2, 1, LENGTH, LENGTH)
+    again = way(mask)
+    assert type(again) is tk.flex.BlockMask and vars(again).keys() == vars(mask).keys()
+    for attribute in LISTS:
+        assert torch.equal(getattr(again, attribute), getattr(mask, attribute))
+    assert (again.seq_lengths, again.BLOCK_SIZE) == (mask.seq_lengths, mask.BLOCK_SIZE)
+    assert again.mask_mod.__name__ == mask.mask_mod.__name__
+    assert trace.pair(None, again.mask_mod).fingerprint == trace.pair(None, mask.mask_mod).fingerprint
+    assert torch.equal(*(dense.mask_of(x.mask_mod, 2, 1, LENGTH, LENGTH) for x in (again, mask)))
+
+
+def test_another_process_loads_it() -> None:
+    mask = make(mods.and_masks(mods.causal, mods.document(torch.arange(LENGTH) // 5)), 1, 1, LENGTH, LENGTH)
+    code = "import pickle, sys; m = pickle.load(sys.stdin.buffer); print(m.mask_mod.__name__, m.adjust(24, 24).shape)"
+    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(mask), capture_output=True, check=False)
+    assert done.returncode == 1 and b"IndexError" in done.stderr, "the ids are of 16 positions"
+    code = code.replace("24, 24", "8, 8")
+    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(mask), capture_output=True, check=True)
+    assert done.stdout == b"causal_and_document (1, 1, 8, 8)\n"
+
+
+def test_what_cannot_be_pickled_is_said_by_name() -> None:
+    def local(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return q_idx >= kv_idx
+
+    for mod in (local, mods.and_masks(mods.causal, local)):
+        mask = make(mod, 1, 1, LENGTH, LENGTH)
+        with pytest.raises(
+            pickle.PicklingError, match=r"BlockMask: its mask_mod .*local cannot .* top level of a module"
+        ):
+            pickle.dumps(mask)
+        assert copy.copy(mask).mask_mod is mod and copy.deepcopy(mask).mask_mod is mod
+        mask.mask_mod = None  # as the message says
+        assert pickle.loads(pickle.dumps(mask)).mask_mod is None
+    lost = pickle.dumps(make(mods.sliding_window(5), 1, 1, LENGTH, LENGTH)).replace(b"window", b"wandow")
+    with pytest.raises(AttributeError, match="wandow"):
+        pickle.loads(lost)

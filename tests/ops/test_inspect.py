@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import io
 import itertools
 import logging
+import pickle
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -437,3 +440,39 @@ def test_zeros_that_an_op_writes_are_a_step() -> None:
     names = [step.name for step in described_gpu.steps(op, a, b, offs, zero_rest=True) if isinstance(step, AtenCall)]
     assert names == ["aten.zero_"]
     assert not any(isinstance(step, AtenCall) for step in described_gpu.steps(tk.gelu, a))
+
+
+@tk.op(x="T[...]", T=("fp32",))
+def declared_here(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def _checked() -> Any:
+    with tk.check() as found:
+        tk.mm(_meta(64, 64), _meta(64, 64))
+    return found
+
+
+REPORTS: list[Any] = [
+    lambda: tk.explain("mm", _meta(64, 64), _meta(64, 64), arch=90),
+    lambda: tk.explain("mm", torch.ones(4, 4), torch.ones(4, 4)),
+    lambda: tk.explain("sort", _meta(8, 100), arch=90).steps,
+    lambda: tk.supports("mm", torch.ones(4, 4), torch.ones(4, 4)),
+    _checked,
+    tk.coverage,
+    tk.packs,
+    lambda: declared_here,
+]
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_report_is_pickled_and_copied(report: Any) -> None:
+    found = report()
+    file = io.BytesIO()
+    torch.save(found, file)
+    file.seek(0)
+    for again in (
+        pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found), torch.load(file, weights_only=False),
+    ):  # fmt: skip
+        assert type(again) is type(found) and str(again) == str(found)
+    assert pickle.loads(pickle.dumps(declared_here)) is declared_here

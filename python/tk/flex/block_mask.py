@@ -17,6 +17,7 @@ from torch.utils import _pytree
 
 from tk._arguments import flag
 from tk.flex.mods import MaskMod
+from tk.flex.pickled import PickledMod
 from tk.flex.tracing import trace
 from tk.flex.tracing.evaluate import evaluate, indices
 from tk.ops.flex import LISTS
@@ -69,6 +70,13 @@ class BlockMask:
         self.BLOCK_SIZE = _block_size(BLOCK_SIZE)
         self.mask_mod = mask_mod
         self.is_derived = is_derived
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "mask_mod": PickledMod(self.mask_mod)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        mod = state["mask_mod"]
+        vars(self).update(state, mask_mod=mod.mod if isinstance(mod, PickledMod) else mod)
 
     @classmethod
     def from_kv_blocks(

@@ -34,6 +34,9 @@ class Declared:
     def name(self) -> str:
         return self.fn.__name__
 
+    def __reduce__(self) -> str:
+        return self.__qualname__  # pickled by its name, as a function is: the function's own leads here
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if config.builds_missing():
             from tk import missing  # it needs torch

@@ -45,6 +45,9 @@ class Checks:
         self.calls: list[CheckedCall] = []
         self._by_call: dict[Any, CheckedCall] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_by_call": {}}  # its keys have ops, which pickle refuses; a copy is added to no more
+
     @property
     def missing(self) -> list[CheckedCall]:
         return [call for call in self.calls if call.problem]
