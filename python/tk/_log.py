@@ -28,18 +28,29 @@ def set_up() -> None:
         logger.warning("TK_LOG=%s is no level; there are debug, info, warning and error", wanted)
 
 
+# What torch runs tensors without values by, and works out their sizes by.
+_OF_FAKES = (
+    "torch._subclasses.fake_tensor",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.fx.experimental.sym_node",
+    "torch.utils._sympy.interp",
+)
+
+
 @contextmanager
 def without_errors_of_fakes() -> Iterator[None]:
-    """Keeps torch from logging, in this thread, what ops refuse of tensors without values, with a traceback each. The
-    error itself is raised as ever, and is an answer to whoever asks with such tensors."""
+    """Keeps torch from logging, in this thread, what ops refuse of tensors without values or of sizes that are symbols,
+    with a traceback each. The error itself is raised as ever, and is an answer to whoever asks with such tensors."""
     own = threading.get_ident()
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
 
     def is_of_others(record: logging.LogRecord) -> bool:
         return record.thread != own
 
-    logger.addFilter(is_of_others)
+    loggers = [logging.getLogger(name) for name in _OF_FAKES]
+    for logger in loggers:
+        logger.addFilter(is_of_others)
     try:
         yield
     finally:
-        logger.removeFilter(is_of_others)
+        for logger in loggers:
+            logger.removeFilter(is_of_others)

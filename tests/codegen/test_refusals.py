@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -73,3 +75,33 @@ def test_a_mistake_of_ours_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_meant_for_the_user_stays_as_it_is() -> None:
     with pytest.raises(TraceError, match=r"^a reason$"), reported("f"):
         raise TraceError("a reason")
+
+
+@pytest.mark.parametrize("logs_to", ("torch._subclasses.fake_tensor", __name__))
+def test_another_thread_logs_meanwhile(logs_to: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Torch's tracebacks of what it refuses are kept from the log, in the thread that traces alone."""
+    asked, answered = threading.Semaphore(0), threading.Semaphore(0)
+    runs = []
+
+    def log() -> None:
+        while asked.acquire(timeout=60) and len(runs) < 100:
+            logging.getLogger(logs_to).error("of another thread")
+            answered.release()
+
+    def fn(x, i):
+        runs.append(1)
+        asked.release()
+        answered.acquire(timeout=60)
+        return torch.cholesky_inverse(x) + i.reshape(-1)
+
+    thread = threading.Thread(target=log)
+    thread.start()
+    with caplog.at_level(logging.WARNING, logs_to), pytest.raises(TraceError):
+        generate(fn, op(x="fp32[M, M]", i="fp32[M, M]")(fn).signature, "fn")
+    n = len(runs)
+    runs.extend([1] * 100)
+    asked.release()
+    thread.join()
+    assert n > 1, "the function was not called on tensors of the CPU"
+    assert [r.getMessage() for r in caplog.records if r.thread != threading.get_ident()] == n * ["of another thread"]
+    assert not [r for r in caplog.records if r.thread == threading.get_ident()]

@@ -4,7 +4,6 @@ of them, too, the function has wrong; what it computes there has no kernel."""
 from __future__ import annotations
 
 import itertools
-import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -68,14 +67,9 @@ def _call(fn: Callable[..., Any], signature: Signature, named: dict[str, Any], i
         for x in named.values():
             if isinstance(x, Tensor) and x.is_floating_point():
                 x.requires_grad_()
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with random.drawing(signature, named), random.Eager(), combine.replaced(fn):
-            results, _ = tree_flatten(fn(**random.own(fn, named)))
-        if is_differentiated:
-            sums = [r.double().sum() for r in results if isinstance(r, Tensor) and r.requires_grad]
-            if sums:
-                torch.stack(sums).sum().backward()
-    finally:
-        logging.disable(before)
+    with random.drawing(signature, named), random.Eager(), combine.replaced(fn):
+        results, _ = tree_flatten(fn(**random.own(fn, named)))
+    if is_differentiated:
+        sums = [r.double().sum() for r in results if isinstance(r, Tensor) and r.requires_grad]
+        if sums:
+            torch.stack(sums).sum().backward()

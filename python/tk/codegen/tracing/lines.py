@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 import types
@@ -17,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
+from tk import _log
 from tk.codegen import unsupported
 from tk.codegen.errors import TraceError, needs_a_number, where
 from tk.codegen.tracing import constants, effects, reads
@@ -177,10 +177,9 @@ def explaining(
     """An exception of the function or of torch's, with the line of the function, and without what torch logs of it.
     own_error: what torch raises of the function outside of a trace. Where it raises nothing, what it says here is of
     its tracer, and no reader of the function could use it."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
     try:
-        yield
+        with _log.without_errors_of_fakes():
+            yield
     except TraceError as error:
         if type(error) is not TraceError or lines.file in str(error):
             raise
@@ -193,8 +192,6 @@ def explaining(
         line = _line_of(error, lines.file) or lines.line
         message = _explained(error, arguments, own_error, lines.failed)
         raise TraceError(f"{where(fn, line)}: {message}") from error
-    finally:
-        logging.disable(before)
 
 
 def _explained(
