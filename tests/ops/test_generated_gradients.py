@@ -100,6 +100,48 @@ def test_norms_of_a_sum(name: str, which: tuple[int, ...]) -> None:
         assert grad.isnan().all() if 0 in which else torch.equal(grad, torch.ones(2, 8))
 
 
+SEVERAL: dict[str, Callable[..., Any]] = {
+    "chain": lambda x, w: (x.sin(), w.cos(), x * w),
+    "detached": lambda x, w: (x * w.detach(), w + x.detach().amax(-1, keepdim=True)),
+    "sizes": lambda x, w: (w * x.shape[-1], x + 1),
+    "places": lambda x, w: (x.argmax(-1), w.exp(), (x + w).sum(-1)),
+    "one": lambda x, w: x * w.detach(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_result_that_depends_on_nothing_that_needs_a_gradient(declare: Callable[..., Any], name: str) -> None:
+    """As torch's own functions have it: eagerly, compiled, and of the op's backward."""
+    fn = SEVERAL[name]
+    op = declare(named(lambda x, w: fn(x, w), name), **TEXTS)
+    for needed in itertools.product((False, True), repeat=2):
+        x, w = (torch.rand(*size).requires_grad_(n) for size, n in zip(((3, 4), (4,)), needed, strict=True))
+        expected = needing(fn(x, w))
+        assert needing(op(x, w)) == expected, needed
+        torch._dynamo.reset()
+        assert needing(torch.compile(op, backend="aot_eager", fullgraph=True)(x, w)) == expected, needed
+
+
+def needing(results: Any) -> list[bool]:
+    return [y.requires_grad for y in (results if isinstance(results, tuple) else (results,))]
+
+
+@pytest.mark.parametrize("needed", [*itertools.product((False, True), repeat=4)])
+def test_sums_beside_norms_need_what_they_depend_on(needed: tuple[bool, ...]) -> None:
+    sizes = ((3, 8), (3, 8), (8,), (8,))
+    x, residual, weight, bias = (torch.rand(size).requires_grad_(n) for size, n in zip(sizes, needed, strict=True))
+    of_sum = x.requires_grad or residual.requires_grad
+    found = torch.ops.tk.add_layer_norm(x, residual, weight, bias, 1e-5)
+    assert needing(found) == [any(needed), of_sum]
+    assert needing(torch.ops.tk.add_rms_norm(x, residual, weight, 1e-5)) == [any(needed[:3]), of_sum]
+    if any(needed):
+        given = [t for t, n in zip((x, residual, weight, bias), needed, strict=True) if n]
+        total = x + residual
+        norm = torch.nn.functional.layer_norm(total, (8,), weight, bias)
+        expected = torch.autograd.grad((norm.sin() + total * of_sum).sum(), given)
+        close(torch.autograd.grad((found[0].sin() + found[1] * of_sum).sum(), given), expected, str(needed))
+
+
 @pytest.mark.parametrize("function", [tk.var_mean, tk.std_mean])
 def test_a_mean_without_its_variance(function: Callable[..., Any]) -> None:
     x = torch.tensor([[1.0, float("inf")], [2.0, 3.0]], requires_grad=True)

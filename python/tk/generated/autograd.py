@@ -99,11 +99,12 @@ def _of_formula(op: GeneratedOp, find: Find, formula: gradients.Formula | None) 
     public = getattr(torch.ops.tk, op.name).default
     below = getattr(torch.ops.tk, f"_{op.name}").default if op.n_saved else public
     backward_op = cache(lambda: _backward_of(op, find))
+    dependencies = cache(lambda: _dependencies(op))
 
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
         outputs = listed(_register.below_formula(below, keyset, *args))
         if formula is None:
-            _save(ctx, op, args, outputs)
+            _save(ctx, op, dependencies(), args, outputs)
         else:
             formula[0](ctx, args, returned(outputs))
         return outputs
@@ -121,7 +122,9 @@ def _function(op: GeneratedOp, forward: Callable[..., Any], backward: Callable[.
     return type(name, (_SingleLevelFunction,), methods)  # its metaclass names the graph's node
 
 
-def _save(ctx: Any, op: GeneratedOp, args: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+def _save(
+    ctx: Any, op: GeneratedOp, dependencies: Dependencies, args: Sequence[Any], outputs: Sequence[Tensor]
+) -> None:
     """What :func:`_gradients` reads. Which arguments that is, is the same for all calls of the op."""
     kept, others, kept_outputs = _kept_of(op)
     names, tensors = [], []
@@ -146,10 +149,55 @@ def _save(ctx: Any, op: GeneratedOp, args: Sequence[Any], outputs: Sequence[Tens
     ctx.mode = args[-1]
     ctx.n_args = len(args)
     ctx.save_for_backward(*tensors)
-    if integers := [x for x in outputs if not x.is_floating_point()]:
-        ctx.mark_non_differentiable(*integers)
+    if without := _without_gradient(ctx, dependencies, outputs):
+        ctx.mark_non_differentiable(*without)
     ctx.set_materialize_grads(False)  # what is undefined is then None: see _gradients
     ctx.results = [_described(x) for x in outputs]
+
+
+Dependencies = tuple[tuple[int, ...], ...]
+
+
+def _without_gradient(ctx: Any, dependencies: Dependencies, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The results that have no gradient in this call: integers, and what depends on no argument that needs one, as the
+    sum that add_rms_norm returns does not depend on the weight."""
+    found = [x for x in outputs if not x.is_floating_point()]
+    if dependencies:
+        needed = ctx.needs_input_grad[1:]
+        for x, params in zip(outputs, dependencies, strict=True):
+            for i in params:  # any() takes three times as long
+                if needed[i]:
+                    break
+            else:
+                if x.is_floating_point():
+                    found.append(x)
+    return found
+
+
+def _dependencies(op: GeneratedOp) -> Dependencies:
+    """For each result the places of the params that it depends on. Nothing where each result depends on all of them, so
+    that no call need ask."""
+    if not op.meta.get("differentiable"):  # the function's own derivative is not that of its graph
+        return ()
+    places = {p.name: i for i, p in enumerate(op.params) if "tensor" in p.kind}
+    found: list[set[int]] = [set() for _ in op.results]
+    for graph in op.meta["graphs"]:
+        values: dict[str, set[int]] = {}
+        for node in graph["nodes"]:
+            args, name = node["args"], node["op"].split(".")[1:2]
+            if node["op"] == "input":
+                values[node["name"]] = {places[args[0]]} if args[0] in places else set()
+            elif node["op"] == "output":
+                results = args[0] if isinstance(args[0], list) else args
+                for of_result, result in zip(found, results, strict=True):
+                    of_result.update(*(values[ref] for ref in interpret.references(result)))
+            elif name in (["detach"], ["sym_size"]):
+                values[node["name"]] = set()
+            else:
+                names = interpret.references((args, node["kwargs"]))
+                values[node["name"]] = set().union(*(values[ref] for ref in names))
+    is_all = all(of_result == {*places.values()} for of_result in found)
+    return () if is_all else tuple(tuple(sorted(of_result)) for of_result in found)
 
 
 Named = tuple[tuple[str, int], ...]  # a name, and the place in a list
@@ -264,6 +312,7 @@ def _is_backward(op: GeneratedOp, find: Find) -> bool:
 
 def _of_graph(op: GeneratedOp) -> Any:
     public = getattr(torch.ops.tk, op.name).default
+    dependencies = cache(lambda: _dependencies(op))
 
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
         outputs = listed(_register.below_formula(public, keyset, *args))
@@ -271,7 +320,7 @@ def _of_graph(op: GeneratedOp) -> Any:
         ctx.is_tensor = [isinstance(x, Tensor) for x in args]
         ctx.save_for_backward(*(x for x in args if isinstance(x, Tensor)))
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
+        ctx.mark_non_differentiable(*_without_gradient(ctx, dependencies(), outputs))
         return outputs
 
     def backward(ctx: Any, *grads: Tensor | None) -> Any:

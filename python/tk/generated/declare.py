@@ -35,7 +35,7 @@ class Declared:
         return self.fn.__name__
 
     def __reduce__(self) -> str:
-        return self.__qualname__  # pickled by its name, as a function is: the function's own leads here
+        return self.fn.__qualname__  # pickled by its name, as a function is: the function's own leads here
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if config.builds_missing():
