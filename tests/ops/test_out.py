@@ -1,7 +1,11 @@
 """The out forms: where the result goes, and memory that must not be shared."""
 
+import contextlib
+from typing import Any
+
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import tk
 
@@ -126,3 +130,90 @@ def test_so_does_one_of_a_batch_and_of_two_products() -> None:
 def test_an_out_with_elements_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"tk.mm: out is .*, must be \[4, 5\]"):
         tk.mm(torch.randn(4, 3), torch.randn(3, 5), out=torch.empty(shape))
+
+
+# --- Every product that has an out, also where nothing is computed ---
+
+
+def _halves(*sizes: int) -> torch.Tensor:
+    return torch.randn(sizes, dtype=torch.bfloat16)
+
+
+def _fp8(*sizes: int) -> torch.Tensor:
+    return torch.randn(sizes).to(torch.float8_e4m3fn)
+
+
+_ENDS = torch.tensor([5, 16], dtype=torch.int32)
+_ONE = torch.ones(())
+_4_BITS = torch.randint(0, 256, (64, 16), dtype=torch.uint8)
+CALLS: dict[str, tuple[Any, ...]] = {
+    "mm": (torch.randn(4, 3), torch.randn(3, 5)),
+    "addmm": (torch.randn(5), torch.randn(4, 3), torch.randn(3, 5)),
+    "linear": (torch.randn(2, 4, 3), torch.randn(5, 3)),
+    "bmm": (torch.randn(2, 4, 3), torch.randn(2, 3, 5)),
+    "baddbmm": (torch.randn(5), torch.randn(2, 4, 3), torch.randn(2, 3, 5)),
+    "mm_plus_mm": (torch.randn(4, 3), torch.randn(3, 5), torch.randn(4, 2), torch.randn(2, 5)),
+    "grouped_mm": (_halves(16, 16), _halves(2, 16, 16), {"offs": _ENDS}),
+    "int4_mm": (_halves(4, 128), _4_BITS, _halves(1, 16)),
+    "uint4x2_mixed_mm": (_halves(4, 128), _4_BITS),
+    "scaled_mm": (_fp8(16, 16), _fp8(16, 16).t(), _ONE, _ONE),
+    "scaled_grouped_mm": (_fp8(16, 16), _fp8(2, 16, 16).mT, torch.ones(16), torch.ones(2, 16), {"offs": _ENDS}),
+}  # fmt: skip
+
+
+def test_every_function_with_an_out_is_here() -> None:
+    assert CALLS.keys() == {name for name in tk.inspect.functions() if _has_out(getattr(tk, name))}
+
+
+def _has_out(function: Any) -> bool:
+    return "out" in function.__annotations__
+
+
+def _call(name: str, out: Any, mode: Any = None) -> Any:
+    def moved(x: Any) -> Any:
+        return mode.from_tensor(x) if mode and isinstance(x, torch.Tensor) else x
+
+    *args, last = CALLS[name]
+    kwargs = last if isinstance(last, dict) else {}
+    args += [] if kwargs else [last]
+    given = moved(out)
+    found = getattr(tk, name)(*map(moved, args), **{k: moved(x) for k, x in kwargs.items()}, out=given)
+    assert found is given
+    return found
+
+
+@pytest.mark.parametrize("is_fake", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_refused_and_what_resized(name: str, is_fake: bool) -> None:
+    """Fakes say what the kernels say, so that torch.compile does."""
+    result = _call(name, torch.empty(0, dtype=_dtype(name)))
+    sizes, dtype = list(result.shape), str(result.dtype).removeprefix("torch.")
+    with FakeTensorMode() if is_fake else contextlib.nullcontext() as mode:
+        for empty in ((0,), (0, 3), (0,) * result.dim()):
+            assert _call(name, torch.empty(empty, dtype=result.dtype), mode).shape == result.shape
+        with pytest.raises(
+            ValueError, match=rf"tk.{name}: out is \[2, 7\], must be .*{sizes[-1]}\]; it is not resized"
+        ):
+            _call(name, torch.empty(2, 7, dtype=result.dtype), mode)
+        with pytest.raises(ValueError, match=f"tk.{name}: out is complex64, must be {dtype}"):
+            _call(name, torch.empty(sizes, dtype=torch.complex64), mode)
+        with pytest.raises(ValueError, match=rf"tk.{name}: \w+ is on cpu, out on meta; all tensors must be on one"):
+            _call(name, torch.empty(sizes, dtype=result.dtype, device="meta"), mode)
+        with pytest.raises(tk.UnsupportedError, match=f"tk.{name}: out is sparse_coo, must be a dense tensor"):
+            _call(name, torch.zeros(sizes, dtype=result.dtype).to_sparse(), mode)
+    with pytest.raises(TypeError, match=f"tk.{name}: out must be .*Tensor, is .*list"):
+        _call(name, [result])
+
+
+def _dtype(name: str) -> torch.dtype:
+    return torch.float32 if CALLS[name][0].dtype == torch.float32 else torch.bfloat16
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled_an_empty_out_takes_the_results_shape(name: str, backend: str) -> None:
+    torch._dynamo.reset()
+    expected = _call(name, torch.empty(0, dtype=_dtype(name)))
+    given = torch.empty(0, dtype=_dtype(name))
+    torch.compile(lambda out: _call(name, out), backend=backend)(given)
+    torch.testing.assert_close(given, expected)

@@ -20,7 +20,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 from torch.utils._pytree import tree_leaves
 
-from tk import _library
+from tk import _library, errors
 
 if TYPE_CHECKING:
     from tk.cli._calls import Call, Maker
@@ -88,15 +88,27 @@ def fake(name: str, allocate: Callable[..., Tensor]) -> None:
 
     def fake_out(*args: Any, out: Tensor, **kwargs: Any) -> Tensor:
         expected = fake_op(*args, **kwargs)
+        if (refused := errors.not_dense(name, "out", out)) is not None:
+            raise refused
+        if expected.shape != out.shape and out.numel() == 0:  # as the kernels do, and ATen
+            out.resize_(expected.shape)
         torch._check_value(
-            expected.shape == out.shape and expected.dtype == out.dtype,
-            lambda: f"tk.{name}: out is {list(out.shape)} {out.dtype}, must be {list(expected.shape)} {expected.dtype}",
+            expected.shape == out.shape,
+            lambda: f"tk.{name}: out is {list(out.shape)}, must be {list(expected.shape)}; it is not resized",
+        )
+        torch._check_value(
+            expected.dtype == out.dtype,
+            lambda: f"tk.{name}: out is {_text(out.dtype)}, must be {_text(expected.dtype)}",
         )
         return out
 
     register_fake(name, fake_op, _implementations)
     if op_out is not None:
         register_fake(f"{name}.out", fake_out, _implementations)
+
+
+def _text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def register_fake(name: str, fake: Callable[..., Any], library: Library) -> None:
@@ -135,7 +147,7 @@ def refuse_devices(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     ]  # fmt: skip
     first, x = tensors[0]
     other, y = next((argument, y) for argument, y in tensors if y.device != x.device)
-    raise ValueError(f"tk.{name}: {first} is on {x.device}, {other} on {y.device}; all tensors must be on one device")
+    raise ValueError(f"tk.{stem}: {first} is on {x.device}, {other} on {y.device}; all tensors must be on one device")
 
 
 def vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:

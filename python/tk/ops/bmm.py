@@ -59,7 +59,7 @@ def bmm(
             return _bmm_out(a, b, bias, *settings, out=out)
         return _bmm(a, b, bias, *settings)
     except (RuntimeError, AttributeError) as error:
-        raise product.explained(error, "bmm", a=a, b=b, bias=bias) from None
+        raise product.explained(error, "bmm", a=a, b=b, bias=bias, out=out) from None
 
 
 def baddbmm(
@@ -86,7 +86,7 @@ def baddbmm(
             return _baddbmm_out(bias, a, b, beta, alpha, *settings, out=out)
         return _baddbmm(bias, a, b, beta, alpha, *settings)
     except (RuntimeError, AttributeError) as error:
-        raise product.explained(error, "baddbmm", optional=(), bias=bias, a=a, b=b) from None
+        raise product.explained(error, "baddbmm", optional=(), bias=bias, a=a, b=b, out=out) from None
 
 
 # --- Shapes ---

@@ -76,7 +76,7 @@ def grouped_mm(
         return _grouped_mm(a, b, offs, bias, False, *settings)
     except (RuntimeError, AttributeError) as error:
         raise product.explained(
-            error, "grouped_mm", optional=("offs", "bias"), a=a, b=b, offs=offs, bias=bias
+            error, "grouped_mm", optional=("offs", "bias"), a=a, b=b, offs=offs, bias=bias, out=out
         ) from None
 
 

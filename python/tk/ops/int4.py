@@ -76,7 +76,7 @@ def int4_mm(
         return _int4_mm(a, b, scales, zeros, group_size, bias, *settings)
     except (RuntimeError, AttributeError) as error:
         raise product.explained(
-            error, "int4_mm", optional=("zeros", "bias"), a=a, b=b, scales=scales, zeros=zeros, bias=bias
+            error, "int4_mm", optional=("zeros", "bias"), a=a, b=b, scales=scales, zeros=zeros, bias=bias, out=out
         ) from None
 
 
@@ -99,7 +99,7 @@ def uint4x2_mixed_mm(
             return _uint4x2_mixed_mm_out(a, b, *settings, out=out)
         return _uint4x2_mixed_mm(a, b, *settings)
     except (RuntimeError, AttributeError) as error:
-        raise product.explained(error, "uint4x2_mixed_mm", optional=(), a=a, b=b) from None
+        raise product.explained(error, "uint4x2_mixed_mm", optional=(), a=a, b=b, out=out) from None
 
 
 # --- Packing ---

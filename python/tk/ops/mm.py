@@ -72,7 +72,7 @@ def mm(
             return _mm_out(a, b, bias, *settings, out=out)
         return _mm(a, b, bias, *settings)
     except (RuntimeError, AttributeError) as error:
-        raise product.explained(error, "mm", a=a, b=b, bias=bias) from None
+        raise product.explained(error, "mm", a=a, b=b, bias=bias, out=out) from None
 
 
 def addmm(
@@ -99,7 +99,7 @@ def addmm(
             return _addmm_out(bias, a, b, beta, alpha, *settings, out=out)
         return _addmm(bias, a, b, beta, alpha, *settings)
     except (RuntimeError, AttributeError) as error:
-        raise product.explained(error, "addmm", optional=(), bias=bias, a=a, b=b) from None
+        raise product.explained(error, "addmm", optional=(), bias=bias, a=a, b=b, out=out) from None
 
 
 def linear(
@@ -131,7 +131,7 @@ def linear(
             return _linear_out(x, weight, bias, *settings, out=out)
         return _linear(x, weight, bias, *settings)
     except (RuntimeError, AttributeError) as error:
-        raise product.explained(error, "linear", x=x, weight=weight, bias=bias) from None
+        raise product.explained(error, "linear", x=x, weight=weight, bias=bias, out=out) from None
 
 
 def _linear_of_vector(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:

@@ -61,7 +61,7 @@ def mm_plus_mm(
             return _mm_plus_mm_out(a, b, c, d, bias, *settings, out=out)
         return _mm_plus_mm(a, b, c, d, bias, *settings)
     except (RuntimeError, AttributeError) as error:
-        raise product.explained(error, "mm_plus_mm", a=a, b=b, c=c, d=d, bias=bias) from None
+        raise product.explained(error, "mm_plus_mm", a=a, b=b, c=c, d=d, bias=bias, out=out) from None
 
 
 def _fake(a: Tensor, b: Tensor, c: Tensor, d: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:

@@ -101,9 +101,9 @@ allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def explained(error: Exception, op: str, optional: Sequence[str] = ("bias",), **tensors: Any) -> Exception:
-    """The error that the caller should see. `optional` names the tensors that may be None."""
+    """The error that the caller should see. `optional` names the tensors that may be None besides out."""
     for name, value in tensors.items():
-        if not isinstance(value, Tensor) and not (value is None and name in optional):
+        if not isinstance(value, Tensor) and not (value is None and name in (*optional, "out")):
             return TypeError(f"tk.{op}: {name} must be a Tensor, is {type(value).__name__}")
         if value is not None and (refused := errors.not_dense(op, name, value)) is not None:
             return refused

@@ -73,7 +73,7 @@ def scaled_grouped_mm(
         return _scaled_grouped_mm(*operands, *settings)
     except (RuntimeError, AttributeError) as error:
         raise product.explained(
-            error, "scaled_grouped_mm", a=a, b=b, scale_a=scale_a, scale_b=scale_b, offs=offs, bias=bias
+            error, "scaled_grouped_mm", a=a, b=b, scale_a=scale_a, scale_b=scale_b, offs=offs, bias=bias, out=out
         ) from None
 
 

@@ -78,7 +78,9 @@ def scaled_mm(
             return _scaled_mm(a, b, scale_a, scale_b, bias)
         return _scaled_mm(a, b, scale_a, scale_b, bias, use_fast_accum, *settings)
     except (RuntimeError, AttributeError) as error:
-        raise product.explained(error, "scaled_mm", a=a, b=b, scale_a=scale_a, scale_b=scale_b, bias=bias) from None
+        raise product.explained(
+            error, "scaled_mm", a=a, b=b, scale_a=scale_a, scale_b=scale_b, bias=bias, out=out
+        ) from None
 
 
 def _fake(
