@@ -194,9 +194,16 @@ class Coverage(Records[CoverageRow]):
             round(row.size / 1000),
         )
 
-    def only(self, op: str | None = None, arch: str | None = None) -> Coverage:
-        """The rows of an op, of an architecture ("90", "sm_90", "100f", "ptx80")."""
-        wanted = f"sm_{arch}" if arch and arch[0].isdigit() else arch
+    def only(self, op: str | None = None, arch: int | str | None = None) -> Coverage:
+        """The rows of an op, of an architecture (90, "90", "sm_90", "100f", "ptx80"). There may be none.
+
+        Raises TypeError for an op that is no str, and for an arch that is neither an int nor a str."""
+        if not isinstance(op, str | None):
+            raise TypeError(f"tk.coverage().only: op must be a str, is {op!r}")
+        if isinstance(arch, bool) or not isinstance(arch, int | str | None):
+            raise TypeError(f"tk.coverage().only: arch must be an int or a str, is {arch!r}")
+        wanted = str(arch) if isinstance(arch, int) else arch
+        wanted = f"sm_{wanted}" if wanted and wanted[0].isdigit() else wanted
         return Coverage(r for r in self if op in (None, r.op) and wanted in (None, r.arch))
 
 

@@ -168,7 +168,14 @@ def _step(call: Described | AtenCall) -> Step:
 
 
 def supports(op: str, *args: Any, **kwargs: Any) -> Support:
-    """Whether ``tk.<op>(*args, **kwargs)`` would run, and if not, which constraint fails and what is nearest."""
+    """Whether ``tk.<op>(*args, **kwargs)`` would run, and if not, which constraint fails and what is nearest. No op of
+    that name is an answer, too.
+
+    Raises TypeError where op is no str, and what :func:`explain` raises for an arch that no GPU is described of."""
+    if not isinstance(op, str):
+        raise _no_name("supports", op)
+    if (arch := kwargs.get("arch")) is not None:
+        described.gpu(arch, "supports")
     try:
         explanation = explain(op, *args, **kwargs)
     except (errors.UnsupportedError, ValueError, TypeError, IndexError, RuntimeError) as error:  # torch's own too
@@ -205,10 +212,12 @@ def preload(ops: str | Iterable[str] | None = None, device: torch.device | int |
     first call does not, and so that graph capture can begin. Returns how many modules that were.
 
     Raises:
+        TypeError: ops is neither a name nor names, or device names none.
+        ValueError: device is no CUDA device.
         tk.UnsupportedError: no GPU, or no pack for it.
         tk.DriverError: the driver refused a module.
     """
-    names = [ops] if isinstance(ops, str) else ops
+    names = None if ops is None else _names(ops)
     core = _library.core()
     numbers = [_library.ALL_OPS] if names is None else [core.tk_intern_op(name.encode()) for name in names]
     index = _device_index(device)
@@ -220,10 +229,26 @@ def preload(ops: str | Iterable[str] | None = None, device: torch.device | int |
     return total
 
 
+def _names(ops: Any) -> list[str]:
+    if isinstance(ops, str):
+        return [ops]
+    names = list(ops) if isinstance(ops, Iterable) and not isinstance(ops, torch.Tensor) else [ops]
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"tk.preload: ops must be the name of an op, or several, has {wrong[0]!r}")
+    return names
+
+
 def _device_index(device: torch.device | int | str | None) -> int:
+    if isinstance(device, bool) or not isinstance(device, torch.device | int | str | None):
+        raise TypeError(f"tk.preload: device must be a torch.device, a str, an int or None, is {device!r}")
     if isinstance(device, int):
+        if device < 0:
+            raise ValueError(f"tk.preload: device is {device}, must be a CUDA device")
         return device
-    found = torch.device("cuda" if device is None else device)
+    try:
+        found = torch.device("cuda" if device is None else device)
+    except RuntimeError:
+        raise ValueError(f"tk.preload: device is {device!r}, must be a CUDA device") from None
     if found.type != "cuda":
         raise ValueError(f"tk.preload: device is {found}, must be a CUDA device")
     if not torch.cuda.is_available():
@@ -284,8 +309,7 @@ def _wrapper(op: str) -> Callable[..., Any]:
     import tk
 
     if not isinstance(op, str):
-        name = getattr(op, "__name__", "mm")
-        raise TypeError(f"tk.explain: op must be the name of a function of tk or of an op, such as {name!r}, is {op!r}")
+        raise _no_name("explain", op)
     own = functions()
     if op in own:
         return getattr(tk, op)
@@ -296,6 +320,11 @@ def _wrapper(op: str) -> Callable[..., Any]:
         hint = did_you_mean(op, names, 0.5) or f"there are {', '.join(names)}"
         raise ValueError(f"tk has no op {op!r}, and no loaded pack has (tk.load_pack, TK_PACK_PATH); {hint}")
     return register.wrapper(op)
+
+
+def _no_name(function: str, op: Any) -> TypeError:
+    name = getattr(op, "__name__", "mm")
+    return TypeError(f"tk.{function}: op must be the name of a function of tk or of an op, such as {name!r}, is {op!r}")
 
 
 def _why(choice: capi.Choice) -> str:

@@ -73,7 +73,7 @@ def test_coverage_of_it(loaded: tuple[str, Path]) -> None:
         ("sm_90", f"{name}_kernel", "narrow", 1, 1, 1),
     ]
     assert all(r.size == len(tiny_pack.IMAGE) for r in rows)
-    assert tk.coverage().only(op=name, arch="90") == rows
+    assert tk.coverage().only(op=name, arch="90") == tk.coverage().only(op=name, arch=90) == rows
     assert not tk.coverage().only(op=name, arch="80")
     table = str(tk.coverage().only(op=name)).splitlines()
     assert table[0].split()[:4] == ["arch", "op", "kernel", "config"] and len(table) == 4

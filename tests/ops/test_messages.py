@@ -4,6 +4,7 @@ top to bottom; each message is whole, but for `...`."""
 from __future__ import annotations
 
 import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ i = torch.ones(4, 8, dtype=torch.int64)
 q = torch.ones(1, 4, 16, 16)
 three = torch.ones(1, 3, 16, 16)
 on_meta = torch.ones(16, device="meta")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's, that these are old
+    nested = torch.nested.nested_tensor([x, x[:2]])
+    quantized = torch.quantize_per_tensor(x, 1.0, 0, torch.qint8)
 
 
 def twice(x):
@@ -187,6 +192,30 @@ MESSAGES: list[tuple[str, type[Exception], str]] = [
      "tk.check: no GPU is described of arch 100; where no pack is for it, it runs PTX for sm_80; ..."),
     ("tk.check(None).__enter__()", TypeError,
      "tk.check: arch must be an int or a str, is None; GPUs are described of 80 (A100), 90 (H100)"),
+    ("tk.supports(tk.mm, x, x.T)", TypeError,
+     "tk.supports: op must be the name of a function of tk or of an op, such as 'mm', is <function mm at ...>"),
+    ("tk.supports(None)", TypeError,
+     "tk.supports: op must be the name of a function of tk or of an op, such as 'mm', is None"),
+    ("tk.supports('mm', x, x.T, arch=86)", ValueError,
+     "tk.supports: no GPU is described of arch 86; it runs the kernels for sm_80: write 80; ..."),
+    ("tk.explain('mm', x.to_sparse(), x.T, arch=90)", tk.UnsupportedError,
+     "tk.mm: a is sparse_coo, must be a dense tensor, as x.to_dense() makes one"),
+    ("tk.explain('softmax', nested, -1, arch=90)", tk.UnsupportedError,
+     "tk.softmax: input is nested, must be a dense tensor, as x.to_padded_tensor(0) makes one"),
+    ("tk.explain('gelu', quantized, arch=90)", tk.UnsupportedError,
+     "tk.gelu: a tensor is quantized, must not be, as x.dequantize() makes one"),
+    ("tk.coverage().only(op=tk.mm)", TypeError, "tk.coverage().only: op must be a str, is <function mm at ...>"),
+    ("tk.coverage().only(arch=9.0)", TypeError, "tk.coverage().only: arch must be an int or a str, is 9.0"),
+    ("tk.preload(tk.mm)", TypeError,
+     "tk.preload: ops must be the name of an op, or several, has <function mm at ...>"),
+    ("tk.preload(['mm', 3])", TypeError, "tk.preload: ops must be the name of an op, or several, has 3"),
+    ("tk.preload(x)", TypeError, "tk.preload: ops must be the name of an op, or several, has tensor(...)"),
+    ("tk.preload(device=True)", TypeError,
+     "tk.preload: device must be a torch.device, a str, an int or None, is True"),
+    ("tk.preload(device='gpu')", ValueError, "tk.preload: device is 'gpu', must be a CUDA device"),
+    ("tk.preload(device=-1)", ValueError, "tk.preload: device is -1, must be a CUDA device"),
+    ("tk.norm(x, np.ones(2))", TypeError, "tk.norm: p must be a number, is array([1., 1.])"),
+    ("tk.conv2d(q, q, groups=i)", TypeError, "tk.conv2d: groups must be an int, is tensor(...)"),
     ("tk.load_pack('missing.tkpack')", tk.PackError, "...missing.tkpack cannot be opened: No such file or directory"),
 ]  # fmt: skip
 

@@ -281,13 +281,15 @@ def norm(
     ATen's, as the orders are that have no kernel."""
     x = converted("norm", input, dtype)
     is_taken = taken("norm", WIDE_FLOATS, input=x)
+    if isinstance(p, str) and p not in ("fro", "nuc"):
+        raise ValueError(f"tk.norm: p is {p!r}, must be a number, 'fro' or 'nuc'")
+    if not isinstance(p, str | None):
+        p = number("norm", "p", p)
     if p == "nuc":
         only_aten_has("norm", x, "the nuclear norm")
-    elif isinstance(p, str) and p != "fro":
-        raise ValueError(f"tk.norm: p is {p!r}, must be a number, 'fro' or 'nuc'")
     if not is_taken or p == "nuc":
         return torch.norm(x, p, dim, keepdim)
-    order = 2.0 if p is None or p == "fro" else float(number("norm", "p", p))
+    order = 2.0 if p is None or isinstance(p, str) else float(p)
     return _norm("norm", x, order, dim, keepdim, config)
 
 

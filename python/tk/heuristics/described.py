@@ -115,7 +115,9 @@ def _steps_of_op(gpu: Gpu, op: Any, *args: Any, **kwargs: Any) -> list[Described
 
 def _dense(x: torch.Tensor, device: str = "cpu") -> torch.Tensor:
     """Uninitialised, of the same sizes and strides, as far from a 16-byte boundary. The CPU finds memory for what is
-    touched alone, which is nothing."""
+    touched alone, which is nothing. A sparse or nested tensor is left for the function to refuse."""
+    if x.layout is not torch.strided or x.is_nested:
+        return x
     offset = x.storage_offset() % 16
     extent = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
     return torch.empty(offset + extent, dtype=x.dtype, device=device).as_strided(x.shape, x.stride(), offset)
@@ -158,6 +160,9 @@ def steps(gpu: Gpu, function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     """:func:`tk.heuristics.problem.steps` likewise."""
     from torch._subclasses import FakeTensorMode  # it takes a while to import
 
+    name = getattr(function, "__name__", str(function))
+    if any(isinstance(x, torch.Tensor) and x.is_quantized for x in tree_leaves((args, kwargs))):  # no fake is
+        raise errors.UnsupportedError(f"tk.{name}: a tensor is quantized, must not be, as x.dequantize() makes one")
     found: list[Described | AtenCall] = []
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _log.without_errors_of_fakes():
         args, kwargs = tree_map_only(torch.Tensor, lambda x: _dense(x, "cuda"), (args, kwargs))
@@ -167,7 +172,6 @@ def steps(gpu: Gpu, function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
             except RuntimeError as error:
                 if not _LOOKS_INSIDE.search(f"{type(error).__name__}: {error}"):
                     raise
-                name = getattr(function, "__name__", str(function))
                 raise errors.UnsupportedError(
                     f"tk.{name}: looks into its arguments, of which a described GPU has none; ask without arch"
                 ) from None

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tk import config as _config
+from tk._arguments import whole
 from tk.ops import _register, product
 from tk.ops._register import Record
 from tk.ops.product import ACTIVATIONS, Activation, Precision
@@ -136,6 +137,8 @@ def _convolve(
     config: str | int | None,
 ) -> Tensor:
     op = f"conv{spatial}d"
+    if type(groups) is not int:
+        groups = whole(op, "groups", groups)
     try:
         if isinstance(padding, str):
             padding = _resolved(op, spatial, padding, weight, stride, dilation)
