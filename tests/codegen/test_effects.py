@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import itertools
 import logging
 import random
 import time
@@ -221,7 +222,7 @@ CASES: dict[Callable[..., Any], tuple[int, str]] = {
     asks_for_a_day_imported_here: (3, "it asks for the time, which would be that of the build"),
     warns: (2, "it warns, which no kernel does"),
     opens_a_file: (1, "it opens a file"),
-    draws_from_python: (0, "it draws from Python's random"),
+    draws_from_python: (1, "it draws from Python's random"),
     draws_from_numpy: (0, "it draws from NumPy's random"),
     seeds: (0, "it draws from torch's generator, or seeds it"),
     writes_a_tensor_of_its_own: (2, "it changes WEIGHT, which is not its own"),
@@ -266,7 +267,7 @@ HOLDER = types.SimpleNamespace(inner=types.SimpleNamespace(n=0))
 QUEUE: deque[int] = deque()
 VARIABLE: ContextVar[float] = ContextVar("VARIABLE", default=1.0)
 NUMBERS = np.zeros(3)
-TEXT = io.StringIO()
+TEXT = io.StringIO("text" * 9)
 module = types.ModuleType("a_module_of_the_users")
 module.n = 0  # type: ignore[attr-defined]
 
@@ -300,6 +301,23 @@ class Counting(torch.nn.Module):
 
 
 remembering, counting = Remembering(), Counting()
+
+
+class Slotted:
+    __slots__ = ("__weakref__", "n")
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> int:
+        self.n += 1
+        return self.n
+
+
+slotted = Slotted()
 
 
 def appended(x):
@@ -343,6 +361,8 @@ FURTHER: dict[str, tuple[Callable[..., Any], str]] = {
     "a context variable": (lambda x: (VARIABLE.set(2.0), x * 2)[1], "VARIABLE"),
     "an array": (lambda x: (NUMBERS.__setitem__(0, 7), x * 2)[1], "NUMBERS"),
     "a text in memory": (lambda x: (TEXT.write("x"), x * 2)[1], "TEXT"),
+    "an object of slots": (lambda x: x + next(slotted), "slotted"),
+    "a place in a text in memory": (lambda x: x + len(TEXT.readline()), "TEXT"),
     "a module": (set_of_a_module, "module"),
     "a class": (set_of_a_class, "Remembering"),
     "a list of a class": (lambda x: (Remembering.names.append("x"), x * 2)[1], "Remembering"),
@@ -361,6 +381,97 @@ def test_a_change_that_lies_deeper(name: str) -> None:
     fn, changed = FURTHER[name]
     with pytest.raises(SideEffect, match=f"it changes {changed}, which is not its own"):
         generate(fn, op(x="fp32[M]")(fn).signature, "fn")
+
+
+def iterators() -> dict[str, Any]:
+    """New ones, of which the function may take the next."""
+    file = open(__file__)  # noqa: SIM115
+    next(file)  # from then on it does not tell where it is
+    cycled = itertools.cycle([1, 2])
+    for _ in range(3):
+        next(cycled)  # it has no iterator of its own any more
+    return {
+        "list": iter([1, 2]),
+        "tuple": iter((1, 2)),
+        "range": iter(range(3)),
+        "dict": iter({1: 2, 3: 4}),
+        "set": iter({1, 2}),
+        "text": iter("12"),
+        "reversed": reversed([1, 2]),
+        "generator": (x for x in (1, 1, 1)),
+        "generator of a list": with_next(iter([1, 1, 1])),
+        "enumerate": enumerate([1, 2]),
+        "zip": zip([1, 2], [3, 4], strict=True),
+        "map": map(int, [1, 2]),
+        "filter": filter(None, [1, 2]),
+        "count": itertools.count(),
+        "count by fractions": itertools.count(0.5, 0.5),
+        "cycle": cycled,
+        "chain": itertools.chain([1, 2], [3]),
+        "islice": itertools.islice(itertools.count(), 9),
+        "repeat": itertools.repeat(1, 3),
+        "tee": itertools.tee([1, 2])[0],
+        "file": file,
+        "file of bytes": open(__file__, "rb"),
+    }
+
+
+def with_next(xs):
+    for x in xs:
+        yield x * 1
+
+
+def taken(way: str, held: Any) -> None:
+    if way == "next":
+        next(held)
+    elif way == "loop":
+        for _ in held:
+            break
+    elif way == "zip":
+        list(zip(range(1), held, strict=False))
+
+
+def of_an_iterator(held: Any, way: str) -> Callable[..., Any]:
+    def fn(x):
+        taken(way, held)
+        return x + 1
+
+    return fn
+
+
+@pytest.mark.parametrize("way", ("next", "loop", "zip"))
+@pytest.mark.parametrize("name", iterators())
+def test_an_iterator_that_is_not_its_own(name: str, way: str) -> None:
+    held = iterators()[name]
+    fn = of_an_iterator(held, way)
+    with pytest.raises(
+        SideEffect, match=rf":{fn.__code__.co_firstlineno + 1}\): a side effect: it moves held on, which"
+    ):
+        generate(fn, op(x="fp32[M]")(fn).signature, "fn")
+
+
+INSIDE = {"scales": (iter([2.0, 3.0, 4.0]),)}
+
+
+def test_an_iterator_that_lies_deeper() -> None:
+    def fn(x):
+        return x * next(INSIDE["scales"][0])
+
+    with pytest.raises(SideEffect, match="it moves INSIDE on, which is not its own"):
+        generate(fn, op(x="fp32[M]")(fn).signature, "fn")
+
+
+def test_an_iterator_of_its_own() -> None:
+    """What it makes itself begins anew in every call, and what it only holds stays where it is."""
+    held = iterators()
+
+    def fn(x):
+        scales, rest = iter((2.0, 3.0)), itertools.count(1)
+        for scale, n in zip((s for s in scales), rest, strict=False):
+            x = x * scale + n
+        return x + len(held)
+
+    generate(fn, op(x="fp32[M]")(fn).signature, "fn")
 
 
 def closure() -> Callable[..., Any]:

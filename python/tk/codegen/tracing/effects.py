@@ -1,60 +1,52 @@
-"""What a function does beside returning tensors and writing its arguments: refused, since a kernel would not do it.
+"""What a function leaves changed, beside its arguments: refused, since a kernel would not do it.
 
-A function runs when it is traced and never again. What it prints, logs, appends to a list or counts in a global would
-happen at build time alone; a random number of Python's, or the time, would be the same in every call.
+A function runs when it is traced and never again. What it appends to a list or counts in a global, and how far it moves
+an iterator on, would happen at build time alone. What it calls is watched in reads.py.
 """
 
 from __future__ import annotations
 
-import builtins
-import datetime
+import ctypes
 import dis
+import gc
 import inspect
 import io
-import logging
-import random
 import sys
-import threading
-import time
-import warnings
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from tk.codegen.errors import SideEffect, TraceError
-from tk.codegen.tracing.reads import NOT_THE_USERS, PYTHONS, is_of_a_collection
+from tk.codegen.tracing.owners import Owner, of_file, package_of
 
 _OF_TENSORS = ("data", "grad")  # attributes whose assignment changes a tensor behind autograd's back
-_OF_DATES = ("now", "today", "utcnow")
 
 
 @contextmanager
 def refused(fn: Callable[..., Any]) -> Iterator[None]:
-    """Raises TraceError, with the line of `fn`, for an effect of what runs inside."""
+    """Raises SideEffect, with the line of `fn`, for what is changed by what runs inside."""
     fn = inspect.unwrap(fn)
     if not isinstance(fn, FunctionType):  # a callable object: there is no code of its own to look at
         yield
         return
-    _refuse_by_name(fn)
-    printed = _Printed(fn.__code__.co_filename)
-    noted: list[_Noted] = []
+    _refuse_assignments(fn)
     before, drawn = _state(fn), _random_state()
     try:
-        with redirect_stdout(printed), _calls_noted(fn, noted):
-            yield
-    except Exception:  # it may be traced again, and would find what it changed
-        _check(fn, printed, noted, before, drawn)
+        yield
+    except SideEffect:
         raise
-    _check(fn, printed, noted, before, drawn)
+    except Exception:  # it may be traced again, and would find what it changed
+        _check(fn, before, drawn)
+        raise
+    _check(fn, before, drawn)
 
 
 def changed(fn: Callable[..., Any], x: torch.Tensor, line: int | None) -> TraceError:
@@ -64,20 +56,12 @@ def changed(fn: Callable[..., Any], x: torch.Tensor, line: int | None) -> TraceE
     return _error(fn, line, f"changes {(*names, 'a tensor')[0]}, which is not its own: return what should change")
 
 
-def _check(
-    fn: Callable[..., Any],
-    printed: _Printed,
-    noted: Sequence[_Noted],
-    before: Sequence[_Reached],
-    drawn: Mapping[str, Any],
-) -> None:
-    if noted:
-        raise _error(fn, noted[0].line, noted[0].text)
-    if printed.line:
-        raise _error(fn, printed.line, "prints, which no kernel does: leave it to the caller")
+def _check(fn: Callable[..., Any], before: Sequence[_Reached], drawn: Mapping[str, Any]) -> None:
     for x in before:
         if x.state() != x.was:
             text = f"changes {x.name}, which is not its own: return what should change"
+            if x.is_moved:
+                text = f"moves {x.name} on, which is not its own: every call would have what the build had of it"
             raise _error(fn, _line_of(fn, x.name), text)
     for what, was in drawn.items():
         if _random_state()[what] != was:
@@ -92,98 +76,20 @@ def _error(fn: Callable[..., Any], line: int | None, text: str) -> TraceError:
     return SideEffect(f"{fn.__name__} ({code.co_filename}:{line or code.co_firstlineno}): a side effect: it {text}")
 
 
-class _Printed(io.TextIOBase):
-    """line: where the function first wrote."""
-
-    def __init__(self, file: str):
-        self.file = file
-        self.line = 0
-
-    def write(self, text: str) -> int:
-        frame = sys._getframe(1)
-        while frame is not None and not self.line:
-            if frame.f_code.co_filename == self.file:
-                self.line = frame.f_lineno
-            frame = frame.f_back  # type: ignore[assignment]
-        return len(text)
-
-
-# --- What it calls ---
-
-
-@dataclass(frozen=True)
-class _Noted:
-    """A call of the user's code. line: of the function's file, None in another."""
-
-    line: int | None
-    text: str
-
-
-_TIME = "asks for the time, which would be that of the build in every call: give it as a parameter"
-_LEFT = "which no kernel does: leave it to the caller"
-_CALLS: Sequence[tuple[Any, tuple[str, ...], str]] = (
-    (logging.Logger, ("debug", "info", "warning", "error", "critical", "exception", "log"), f"logs, {_LEFT}"),
-    (builtins, ("open",), f"opens a file, {_LEFT}"),
-    (warnings, ("warn", "warn_explicit"), f"warns, {_LEFT}"),
-    (
-        time,
-        ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "sleep"),
-        _TIME,
-    ),
-)
-
-
-@contextmanager
-def _calls_noted(fn: Callable[..., Any], noted: list[_Noted]) -> Iterator[None]:
-    """Notes such calls of the user's code as long as the block runs; they still do what they do."""
-    file, scope = fn.__code__.co_filename, fn.__globals__
-    undo = []
-    imported = []  # by `from time import time`
-    for owner, names, text in _CALLS:
-        for name in names:
-            undo.append((owner, name, original := getattr(owner, name)))
-            noting = _noting(original, text, file, noted)
-            setattr(owner, name, noting)
-            for own in [own for own, value in scope.items() if value is original]:
-                imported.append((own, original))
-                scope[own] = noting
-    try:
-        yield
-    finally:
-        for owner, name, original in undo:
-            setattr(owner, name, original)
-        scope.update(imported)
-
-
-def _noting(original: Callable[..., Any], text: str, file: str, noted: list[_Noted]) -> Callable[..., Any]:
-    thread = threading.get_ident()
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename == logging.__file__:
-            frame = frame.f_back  # type: ignore[assignment]
-        if threading.get_ident() == thread and frame is not None:
-            where = frame.f_code.co_filename
-            if not where.startswith(NOT_THE_USERS) and not is_of_a_collection(frame):
-                noted.append(_Noted(frame.f_lineno if where == file else None, text))
-        return original(*args, **kwargs)
-
-    return call
-
-
 # --- What the function can reach ---
 
-_SITE = str(Path(torch.__file__).parents[1])  # where other packages are
 _MOST = 2000  # objects: a function may hold a whole model
 
 
 @dataclass(frozen=True)
 class _Reached:
-    """Something that outlives the call. name: of the variable by which it is reached."""
+    """Something that outlives the call. name: of the variable by which it is reached. is_moved: whether it is an
+    iterator or a file, which moves on where it is read."""
 
     name: str
     state: Callable[[], Any]
     was: Any
+    is_moved: bool = False
 
 
 def _reached(fn: Callable[..., Any]) -> Mapping[str, Any]:
@@ -204,6 +110,7 @@ def _names(code: CodeType) -> set[str]:
 def _state(fn: Callable[..., Any]) -> list[_Reached]:
     """All that the function reaches by its variables, by those of the user's functions that it calls, and by what is
     in them, as it is now."""
+    package = package_of(fn)
     found: list[_Reached] = []
     pending: deque[tuple[str, Any]] = deque([(fn.__name__, fn)])
     seen: dict[int, Any] = {}  # which keeps them alive
@@ -212,15 +119,16 @@ def _state(fn: Callable[..., Any]) -> list[_Reached]:
         if id(x) in seen or isinstance(x, _PLAIN):
             continue
         seen[id(x)] = x
-        state = partial(_shallow, x)
-        found.append(_Reached(name, state, state()))
-        pending += ((name, part) for part in _parts(x))
-        if isinstance(x, FunctionType) and _is_the_users(x.__module__):
+        is_moved = _is_moved(x)
+        state = partial(_position, x) if is_moved else partial(_shallow, x, package)
+        found.append(_Reached(name, state, state(), is_moved))
+        pending += ((name, part) for part in (_sources(x) if is_moved else _parts(x, package)))
+        if isinstance(x, FunctionType) and _is_the_users(x, package):
             for variable, value in _reached(x).items():
                 state = partial(_value, x, variable)
                 found.append(_Reached(variable, state, state()))
                 pending.append((variable, value))
-                if isinstance(value, ModuleType) and _is_the_users(value.__name__):
+                if isinstance(value, ModuleType) and _is_the_users(value, package):
                     of_module = {n: v for n, v in vars(value).items() if n in _names(x.__code__)}
                     state = partial(_attributes, value, list(of_module))
                     found.append(_Reached(variable, state, state()))
@@ -239,18 +147,22 @@ def _attributes(x: Any, names: Sequence[str]) -> list[int]:
     return [id(vars(x).get(name)) for name in names]
 
 
-def _is_the_users(module: str | None) -> bool:
-    file = getattr(sys.modules.get(module or ""), "__file__", None)
-    return module == "__main__" or file is None or not file.startswith((*NOT_THE_USERS, PYTHONS, _SITE))
+def _is_the_users(x: Any, package: str) -> bool:
+    """Whether the user wrote a function, a class or a module."""
+    if isinstance(x, FunctionType):
+        return of_file(x.__code__.co_filename, package) is Owner.USER
+    module = x if isinstance(x, ModuleType) else sys.modules.get(x.__module__)
+    return of_file(getattr(module, "__file__", None) or "", package) is Owner.USER
 
 
 def _has_attributes(x: Any) -> bool:
     """Whether the user's code may assign its attributes: what traces and logs are made of changes by itself."""
     file = getattr(sys.modules.get(type(x).__module__), "__file__", None) or ""
-    return hasattr(x, "__dict__") and (isinstance(x, torch.nn.Module) or not file.startswith(NOT_THE_USERS))
+    has_any = hasattr(x, "__dict__") or any("__slots__" in vars(c) for c in type(x).__mro__)
+    return has_any and (isinstance(x, torch.nn.Module) or of_file(file, "") is not Owner.TORCH)
 
 
-def _parts(x: Any) -> Sequence[Any]:
+def _parts(x: Any, package: str) -> Sequence[Any]:
     """What is inside of it."""
     if isinstance(x, dict):
         return list(x.values())
@@ -267,13 +179,24 @@ def _parts(x: Any) -> Sequence[Any]:
     if isinstance(x, staticmethod | classmethod):
         return [x.__func__]
     if isinstance(x, type):
-        return list(vars(x).values()) if _is_the_users(x.__module__) else []
+        return list(vars(x).values()) if _is_the_users(x, package) else []
     if isinstance(x, torch.Tensor | ModuleType) or not _has_attributes(x):
         return []
-    return [*vars(x).values(), type(x)]
+    return [*_fields(x).values(), type(x)]
 
 
-def _shallow(x: Any) -> Any:
+def _fields(x: Any) -> dict[str, Any]:
+    """The attributes of an object, of its slots too."""
+    slots: list[str] = []
+    for c in type(x).__mro__:
+        names = vars(c).get("__slots__", ())
+        slots += [names] if isinstance(names, str) else names
+    found = {n: inspect.getattr_static(x, n, None) for n in slots}
+    held = {n: d.__get__(x) for n, d in found.items() if isinstance(d, MemberDescriptorType) and hasattr(x, n)}
+    return {**getattr(x, "__dict__", {}), **held}
+
+
+def _shallow(x: Any, package: str) -> Any:
     """Equal to what it was as long as nothing was put into it or taken out."""
     if isinstance(x, dict):
         return [(id(k), id(v)) for k, v in x.items()]
@@ -281,24 +204,63 @@ def _shallow(x: Any) -> Any:
         return [id(v) for v in x]
     if isinstance(x, torch.Tensor):
         return None if x.is_inference() else x._version
+    if isinstance(x, io.StringIO | io.BytesIO):
+        return None if x.closed else (x.getvalue(), x.tell())
     if isinstance(x, ContextVar):
         return id(x.get(None))
-    if isinstance(x, io.StringIO | io.BytesIO):
-        return x.getvalue()
-    if isinstance(x, type) and _is_the_users(x.__module__):
+    if isinstance(x, type) and _is_the_users(x, package):
         return [(k, id(v)) for k, v in vars(x).items()]
     if isinstance(x, type | ModuleType):
         return None
     if isinstance(x, bytearray | array) or type(x).__module__ == "numpy":
         return bytes(x) if getattr(x, "nbytes", 0) <= _MOST_BYTES else None
-    return [(k, id(v)) for k, v in vars(x).items()] if _has_attributes(x) else None
+    return [(k, id(v)) for k, v in _fields(x).items()] if _has_attributes(x) else None
 
 
 _MOST_BYTES = 1 << 16
 
 
+def _is_moved(x: Any) -> bool:
+    """Whether it is an iterator, or a file, whose place no attribute has."""
+    if isinstance(x, io.IOBase):
+        return not isinstance(x, io.StringIO | io.BytesIO)
+    return isinstance(x, Iterator) and not _has_attributes(x)
+
+
+def _position(x: Iterator[Any]) -> Any:
+    """Equal to what it was as long as nothing was taken of an iterator, or read of a file."""
+    if isinstance(x, GeneratorType):
+        frame = x.gi_frame
+        return frame and (frame.f_lasti, [id(v) for v in gc.get_referents(x, frame) if not isinstance(v, dict)])
+    if isinstance(x, io.IOBase):
+        return _position_of_file(x)
+    own = [id(v) for v in vars(x).values()] if hasattr(x, "__dict__") else []
+    return own or _memory(x)
+
+
+def _position_of_file(x: io.IOBase) -> Any:
+    if x.closed or not x.readable():  # what is written is seen where it is called
+        return None
+    if isinstance(x, io.TextIOWrapper):  # it does not tell where it is while it is iterated over
+        vars(x)  # made when first asked for, in its memory
+        return _memory(x)
+    return x.tell() if x.seekable() else None
+
+
+def _memory(x: Any) -> bytes:
+    """The fields of an object that is made in C. Where an iterator is, Python has no other way to ask for."""
+    header = object.__basicsize__
+    return ctypes.string_at(id(x) + header, type(x).__basicsize__ - header)
+
+
+def _sources(x: Iterator[Any]) -> Sequence[Any]:
+    """What an iterator takes its elements of."""
+    held = gc.get_referents(x, *([x.gi_frame] if isinstance(x, GeneratorType) and x.gi_frame else []))
+    return [v for v in held if isinstance(v, Iterator | tuple)]
+
+
 def _random_state() -> dict[str, Any]:
-    found: dict[str, Any] = {"Python's random": random.getstate()}
+    found: dict[str, Any] = {}
     if (numpy := sys.modules.get("numpy")) is not None:
         found["NumPy's random"] = numpy.random.get_state()[1].tobytes(), numpy.random.get_state()[2]
     found["torch's generator"] = torch.get_rng_state().tolist()
@@ -308,14 +270,8 @@ def _random_state() -> dict[str, Any]:
 # --- Where ---
 
 
-def _refuse_by_name(fn: Callable[..., Any]) -> None:
-    dates = (datetime, datetime.datetime, datetime.date)
-    has_dates = any(x in dates for x in _reached(fn).values() if isinstance(x, type | ModuleType))
+def _refuse_assignments(fn: Callable[..., Any]) -> None:
     for instruction, line in _instructions(fn):
-        has_dates |= instruction.opname == "IMPORT_NAME" and instruction.argval == "datetime"
-        # Nothing can be put in the place of a method of a class written in C.
-        if has_dates and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _OF_DATES:
-            raise _error(fn, line, _TIME)
         if instruction.opname == "STORE_ATTR" and instruction.argval in _OF_TENSORS:
             text = f"assigns .{instruction.argval} of a tensor: write it with copy_, or return it"
             raise _error(fn, line, text)

@@ -184,6 +184,7 @@ def trace(
         named = {**dict(zip(arguments.names, args, strict=True)), **flags}
         with (
             reads.unchanged(fn),
+            reads.refused(fn),
             random.drawing(signature, named),
             special.shapes_of_norms(),
             lines,
@@ -330,8 +331,8 @@ def _combined(ruled: frozenset[str]) -> Callable[[int, Sequence[str]], str]:
 
 
 def _check_run(fn: Callable[..., Any], signature: Signature, found: Trace, recorded: fx.GraphModule) -> None:
-    """Holds the recorded graph against the function, on small numbers of the CPU, and watches what the function reads.
-    "..." is one dimension in the graph: whether the function agrees is seen with two."""
+    """Holds the recorded graph against the function, on small numbers of the CPU. "..." is one dimension in the
+    graph: whether the function agrees is seen with two."""
     has_leading = any(spec.leading for spec in signature.tensors.values())
     for leading, error in (((6,), _DEPENDS), ((2, 3), _LEADING))[: 1 + has_leading]:
         for named in _numbers(signature, found, leading):
@@ -377,8 +378,7 @@ def _agrees(
     try:
         with (
             warnings.catch_warnings(),  # the trace has given them
-            reads.unchanged(fn),
-            reads.refused(fn), random.drawing(signature, own), Lines(fn), random.Eager(), combine.replaced(fn),
+            reads.unchanged(fn), random.drawing(signature, own), Lines(fn), random.Eager(), combine.replaced(fn),
             special.shapes_of_norms(),
         ):  # fmt: skip
             warnings.simplefilter("ignore")
