@@ -112,12 +112,16 @@ std::string reasons(const Problem& problem, const std::vector<Candidate>& candid
   return out;
 }
 
+std::string advice_for(const Problem& problem) {
+  return advice(problem.op_name(), problem.pack.is_own(), static_cast<uint32_t>(problem.device.arch()));
+}
+
 [[noreturn]] void fail_nothing_fits(const Problem& problem, const std::vector<Candidate>& candidates) {
   if (candidates.empty())
     fail(TK_VARIANT_NOT_FOUND, "no kernel was compiled for ", problem.text(), " on sm_", problem.device.arch(),
-         " (key ", problem.key, " of ", problem.pack.path(), "); ", build_advice(problem.device.arch()));
+         " (key ", problem.key, " of ", problem.pack.path(), "); ", advice_for(problem));
   fail(TK_VARIANT_NOT_FOUND, "none of the ", candidates.size(), " variants for ", problem.text(),
-       " can run: ", reasons(problem, candidates), "; ", build_advice(problem.device.arch()));
+       " can run: ", reasons(problem, candidates), "; ", advice_for(problem));
 }
 
 [[noreturn]] void fail_config_missing(const Problem& problem, uint32_t config) {

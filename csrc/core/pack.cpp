@@ -27,10 +27,11 @@ uint64_t size_of(int file, const std::string& path) {
 
 }  // namespace
 
-std::unique_ptr<const Pack> Pack::open(const std::string& path, std::string_view root) {
+std::unique_ptr<const Pack> Pack::open(const std::string& path, std::string_view root, bool is_own) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // of a pipe it would wait
   if (file < 0) fail(TK_PACK_ERROR, "pack ", path, " cannot be opened: ", std::strerror(errno));
   std::unique_ptr<Pack> pack(new Pack(path, file));
+  pack->is_own_ = is_own;
   pack->read_header();
   if (root.empty()) {
     pack->verify();

@@ -67,8 +67,9 @@ class Pack {
  public:
   // root: the index_hash in hexadecimal, if it must be a certain one; the records are then known to be right, and pages
   // of them are read when they are needed. Without it all is read and verified here.
+  // is_own: whether it is the library's, and no user's.
   // Throws TK_PACK_ERROR, naming the file and what is wrong with it; so does whatever needs a page that is damaged.
-  static std::unique_ptr<const Pack> open(const std::string& path, std::string_view root = {});
+  static std::unique_ptr<const Pack> open(const std::string& path, std::string_view root = {}, bool is_own = false);
   ~Pack();
   Pack(const Pack&) = delete;
   Pack& operator=(const Pack&) = delete;
@@ -79,6 +80,7 @@ class Pack {
   uint64_t file_size() const { return header().file_size; }
   std::string index_hash() const { return hex(header().index_hash); }
   bool is_rooted() const { return is_rooted_; }
+  bool is_own() const { return is_own_; }
 
   // The records of a section: how many there are, all, a range, one.
   template <class T>
@@ -159,6 +161,7 @@ class Pack {
   std::string path_;
   int file_;
   bool is_rooted_ = false;
+  bool is_own_ = false;
   std::unique_ptr<std::byte[]> index_;  // header and page hashes are here, of the rest what has_page_ says
   uint64_t pages_offset_ = 0;           // where the first page begins
   mutable std::unique_ptr<std::atomic<bool>[]> has_page_;

@@ -68,11 +68,29 @@ std::string joined(const std::set<std::string>& items) {
 
 std::string Target::text() const { return tk::text(is_ptx() ? "ptx" : "sm_", arch, is_family() ? "f" : ""); }
 
-std::string build_advice(uint32_t arch) {
-  if (arch < 80) return "tk build makes none for GPUs older than sm_80";
-  // An sm_80 cubin serves all of 8.x; what is newer than 9.0 compiles PTX itself.
-  const char* const built = arch < 90 ? "80" : arch == 90 ? "90" : "ptx80";
-  return text("build one: python -m tk build FILE.py -o my.tkpack --arch ", built);
+namespace {
+
+// What tk build makes for a GPU: an sm_80 cubin serves all of 8.x, and what is newer than 9.0 compiles PTX itself.
+const char* built_for(uint32_t arch) { return arch < 90 ? "80" : arch == 90 ? "90" : "ptx80"; }
+
+constexpr char kTooOld[] = "tk build makes none for GPUs older than sm_80";
+
+// For a GPU that the library has no pack for.
+std::string advice_of_arch(uint32_t arch) {
+  if (arch < 80) return kTooOld;
+  const std::string built = built_for(arch);
+  return text("compile them, which takes an hour: python -m tk build --all -o FOLDER --arch ", built,
+              ", and load what is made: tk.load_pack('FOLDER/", built.starts_with("ptx") ? "" : "sm", built,
+              ".tkpack')");
+}
+
+}  // namespace
+
+std::string advice(const char* op, bool is_own, uint32_t arch) {
+  if (arch < 80) return kTooOld;
+  if (is_own) return text("python -m tk list --op ", op, " lists the kernels that there are");
+  return text("declare one in the op's file, and build it: python -m tk build FILE.py -o my.tkpack --arch ",
+              built_for(arch));
 }
 
 std::atomic<uint64_t> Registry::generation_{1};
@@ -120,7 +138,7 @@ void Registry::open_definitions() {
   std::error_code missing;
   const bool is_unrooted = roots_.empty() && allows_unrooted() && std::filesystem::exists(path, missing);
   if (!root && !is_unrooted) return;
-  auto pack = Pack::open(path.string(), root ? root->hash : "");
+  auto pack = Pack::open(path.string(), root ? root->hash : "", true);
   if (pack->target().arch != 0)
     fail(TK_PACK_ERROR, "pack ", pack->path(), " is for ", pack->target().text(), ", it should define ops for any GPU");
   generated_.add(*pack);
@@ -182,7 +200,7 @@ void Registry::add_directory(const std::string& path) {
 
 const Pack& Registry::open(Builtin& builtin) {
   if (builtin.pack) return *builtin.pack;
-  auto pack = Pack::open(builtin.path, builtin.root);
+  auto pack = Pack::open(builtin.path, builtin.root, true);
   if (pack->target() != builtin.target)
     fail(TK_PACK_ERROR, "pack ", builtin.path, " is for ", pack->target().text(), ", not what its name says");
   check_clash(*pack);
@@ -286,17 +304,27 @@ void Registry::fail_not_found(const char* op, uint32_t arch) {
   std::set<std::string> archs;  // of those that have the op
   for (const auto& pack : user_)
     if (pack->find_op(op)) archs.insert(pack->target().text());
-  for (const Builtin& builtin : builtins_)
-    if (!builtin.pack || builtin.pack->find_op(op)) archs.insert(builtin.target.text());
-  const std::string build = build_advice(arch);
-  if (best_builtin(arch) || archs.empty())
+  bool is_own = definitions_ && definitions_->find_op(op);
+  find_builtins();
+  for (Builtin& builtin : builtins_) {
+    try {
+      if (!open(builtin).find_op(op)) continue;
+    } catch (const Error&) {  // a call on a GPU that needs it says why
+      continue;
+    }
+    archs.insert(builtin.target.text());
+    is_own = true;
+  }
+  const bool has_pack = best_builtin(arch);
+  const std::string build = is_own && !has_pack ? advice_of_arch(arch) : advice(op, is_own, arch);
+  if (has_pack || archs.empty())
     fail(TK_VARIANT_NOT_FOUND, "no pack has an op \"", op, "\" for sm_", arch,
          archs.empty() ? "" : "; it is there for " + joined(archs),
          unrooted_.empty()
              ? ""
              : "; " + unrooted_ +
                    " was left aside, for this library was built without roots (set TK_UNROOTED_PACKS=1 to use it)",
-         "; load a pack that has it (tk.load_pack, TK_PACK_PATH) or ", build);
+         is_own ? "; " : "; load a pack that has it (tk.load_pack, TK_PACK_PATH), or ", build);
   fail(TK_UNSUPPORTED, "op \"", op, "\" has no kernels for this GPU (sm_", arch, "); there are kernels for ",
        joined(archs), "; ", build);
 }

@@ -45,8 +45,9 @@ struct OpInPack {
   const format::Op* op = nullptr;
 };
 
-// The end of a message: "build one: " and the line that does, with an architecture that can be built for this GPU.
-std::string build_advice(uint32_t arch);
+// The end of a message that says that no kernel fits: what builds one for this GPU, or, of the library's own ops, which
+// no file of a user's declares, what lists the kernels that there are.
+std::string advice(const char* op, bool is_own, uint32_t arch);
 
 using PinKey = std::tuple<const format::Op*, int64_t, std::array<int64_t, 4>>;
 

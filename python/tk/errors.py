@@ -20,7 +20,8 @@ class UnsupportedError(Error):
 
 
 class VariantNotFoundError(Error):
-    """No loaded pack holds a kernel for the problem; the message has the ``tk build`` line that makes one."""
+    """No loaded pack holds a kernel for the problem. The message has the command that builds one, or, for an op of tk's
+    own, the command that lists what there is."""
 
 
 class PackError(Error):

@@ -303,6 +303,10 @@ class BuiltinTest : public RegistryTest {
   }
   ~BuiltinTest() override { unsetenv("TK_UNROOTED_PACKS"); }
 
+  static void expect_no(const std::string& part) {
+    EXPECT_EQ(std::string(tk_last_error()).find(part), std::string::npos) << tk_last_error();
+  }
+
   std::vector<std::string> names_;
   std::vector<std::string> hashes_;
   std::vector<Root> roots_;
@@ -314,6 +318,51 @@ TEST_F(BuiltinTest, IsFoundByName) {
   ASSERT_EQ(choose("op", choice), TK_OK) << tk_last_error();
   EXPECT_STREQ(choice.kernel_name, "sm_90");
   EXPECT_EQ(choice.pack_path, (dir_ / "sm90.tkpack").string());
+}
+
+// --- What a message advises does what it says ---
+
+TEST_F(BuiltinTest, AnOwnOpWithoutAKernelIsNotForAUsersFileToDeclare) {
+  PackSpec of_another_key = sm90;
+  of_another_key.ops[0].variants[0].bucket = 7;
+  install({{"sm90.tkpack", of_another_key}, {"sm80.tkpack", pack_for(80, false, "of_sm80")}});
+  tk_choice choice;
+  expect_error(choose("op", choice), TK_VARIANT_NOT_FOUND,
+               {"no kernel was compiled", "python -m tk list --op op lists"});
+  expect_no(" build ");
+  expect_error(choose("of_sm80", choice), TK_VARIANT_NOT_FOUND,
+               {"it is there for sm_80", "python -m tk list --op of_sm80 lists"});
+  expect_no(" build ");
+  expect_no("load_pack");
+}
+
+TEST_F(BuiltinTest, AnOpThatNoneHasIsNotSaidToBeThere) {
+  install({{"sm90.tkpack", sm90}, {"sm80.tkpack", sm80}, {"ptx80.tkpack", ptx80}});
+  tk_choice choice;
+  expect_error(choose("missing", choice), TK_VARIANT_NOT_FOUND,
+               {"tk.load_pack", "python -m tk build FILE.py -o my.tkpack --arch 90"});
+  expect_no("it is there for");
+  expect_no("tk list");
+}
+
+TEST_F(BuiltinTest, OwnKernelsForAnotherGpuAreCompiledAndLoaded) {
+  use({FakeGpu{.major = 8, .minor = 6}});
+  install({{"sm90.tkpack", sm90}});
+  tk_choice choice;
+  expect_error(choose("op", choice), TK_UNSUPPORTED,
+               {"there are kernels for sm_90", "python -m tk build --all -o FOLDER --arch 80",
+                "tk.load_pack('FOLDER/sm80.tkpack')"});
+  ASSERT_EQ(tk_load_pack(dir_.write("made.tkpack", sm80).c_str()), TK_OK) << tk_last_error();
+  ASSERT_EQ(choose("op", choice), TK_OK) << tk_last_error();
+  EXPECT_STREQ(choice.kernel_name, "sm_80");
+}
+
+TEST_F(BuiltinTest, AUsersOpIsDeclaredInItsFile) {
+  install({{"sm90.tkpack", sm90}, {"sm80.tkpack", sm80}});
+  ASSERT_EQ(tk_load_pack(dir_.write("users.tkpack", pack_for(80, false, "users")).c_str()), TK_OK);
+  tk_choice choice;
+  expect_error(choose("users", choice), TK_VARIANT_NOT_FOUND,
+               {"it is there for sm_80;", "python -m tk build FILE.py -o my.tkpack --arch 90"});
 }
 
 TEST_F(BuiltinTest, OneThatWasExchangedIsRefused) {

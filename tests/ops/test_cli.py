@@ -6,6 +6,7 @@ import ast
 import itertools
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,7 +18,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import _tk_command
 import tk
+from tk import cli
 from tk.cli import COMMANDS, _calls, _verified, _verified_attention, bench, bench_ops, demo, demo_ops, main, verify
 from tk.cli._judge import error_ratio
 from tk.generated.inputs import Example
@@ -569,3 +572,20 @@ def test_python_names_the_nearest_of_a_mistyped_name() -> None:
     code = "import tk; tk.sofmax"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "module 'tk' has no attribute 'sofmax'. Did you mean: 'softmax'?" in done.stderr
+
+
+_ADVISED = re.compile(r"\btk ([a-z]+)((?: [^\s\"'`;:,)]+)*)")
+
+
+def test_commands_that_messages_advise_have_the_options_that_they_name() -> None:
+    root, found = Path(__file__).parents[2], 0
+    for path in (*root.glob("python/tk/**/*.py"), *root.glob("csrc/**/*.cpp")):
+        for command, rest in _ADVISED.findall(path.read_text()):
+            options = re.findall(r"(?<= )--?[a-z][a-z-]*", rest)
+            if not options or command == "bench":  # which hands them on
+                continue
+            found += 1
+            parser = _tk_command.parser([command], cli._add_command)
+            known = parser._subparsers._group_actions[0].choices[command]._option_string_actions  # type: ignore
+            assert known.keys() >= {*options}, f"{path}: tk {command}{rest}"
+    assert found > 10, "there are some"

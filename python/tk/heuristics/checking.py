@@ -25,7 +25,7 @@ _NOT_SERVED = (errors.Error, ValueError, TypeError, NotImplementedError)
 class CheckedCall:
     """Calls of one op with tensors of the same dtypes, sizes and strides. count: how many there were. kernel: with its
     config, "" where none is launched. us: predicted, of all that one call launches. problem: why none fits, and the
-    line that builds it; "" where one does. dtype: of the first tensor."""
+    command for it; "" where one does. dtype: of the first tensor."""
 
     op: str
     tensors: str
