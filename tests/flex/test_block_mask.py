@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -279,6 +280,50 @@ def test_what_cannot_be_pickled_is_said_by_name() -> None:
         assert copy.copy(mask).mask_mod is mod and copy.deepcopy(mask).mask_mod is mod
         mask.mask_mod = None  # as the message says
         assert pickle.loads(pickle.dumps(mask)).mask_mod is None
+    part = make(mods.causal, 1, 2, 4 * LENGTH, 4 * LENGTH)[:, :, 1:]
+    with pytest.raises(
+        pickle.PicklingError, match=r"a part of a mask cannot be pickled \(part_of_causal\). Pickle the whole"
+    ):
+        pickle.dumps(part)
     lost = pickle.dumps(make(mods.sliding_window(5), 1, 1, LENGTH, LENGTH)).replace(b"window", b"wandow")
     with pytest.raises(AttributeError, match="wandow"):
         pickle.loads(lost)
+
+
+MASK = make(mods.causal, 2, 2, 40, 40)
+WRONG: list[tuple[Any, type[Exception], str]] = [
+    (lambda: MASK.adjust(-1, 40), ValueError, "tk.flex.BlockMask.adjust: q_len is -1, must not be negative"),
+    (lambda: MASK.adjust(40, True), TypeError, "tk.flex.BlockMask.adjust: kv_len must be an int, is True"),
+    (lambda: MASK.adjust(16.0, 40), TypeError, "tk.flex.BlockMask.adjust: q_len must be an int, is 16.0"),
+    (lambda: MASK.adjust(None, 40), TypeError, "tk.flex.BlockMask.adjust: q_len must be an int, is None"),
+    (lambda: MASK.to_string("4"), TypeError, "tk.flex.BlockMask.to_string: grid_size must be an int, is '4'"),
+    (lambda: MASK.to_string((4,) * 3), TypeError, "tk.flex.BlockMask.to_string: grid_size must be an int, is (4, 4"),
+    (lambda: MASK.to_string(4, None), TypeError, "tk.flex.BlockMask.to_string: limit must be an int, is None"),
+    (lambda: MASK[None], TypeError, "tk.flex.BlockMask: index None along b, must be an int"),
+    (lambda: MASK[:, "1"], TypeError, "tk.flex.BlockMask: index '1' along h, must be an int"),
+    (lambda: MASK[:, [True, False]], TypeError, "tk.flex.BlockMask: index True along h, must be an int; choose by"),
+    (lambda: MASK[:, :, torch.tensor([0.5])], TypeError, "tk.flex.BlockMask: index 0.5 along row, must be an int"),
+    (lambda: MASK[[[0]]], TypeError, "tk.flex.BlockMask: index [0] along b, must be an int"),
+    (lambda: tk.flex.BlockMask.from_kv_blocks(None, MASK.kv_indices), TypeError,
+     "tk.flex.BlockMask: kv_num_blocks must be a Tensor, is NoneType"),
+    (lambda: tk.flex.BlockMask.from_kv_blocks(MASK.kv_num_blocks, [0]), TypeError,
+     "tk.flex.BlockMask: kv_indices must be a Tensor, is list"),
+    (lambda: tk.flex.BlockMask.from_kv_blocks(MASK.kv_num_blocks.to_sparse(), MASK.kv_indices), tk.UnsupportedError,
+     "tk.flex.BlockMask: kv_num_blocks is sparse_coo, must be a dense tensor"),
+    (lambda: tk.flex.BlockMask.from_kv_blocks(MASK.kv_num_blocks, MASK.kv_indices, seq_lengths=(1, 2, 3)), ValueError,
+     "tk.flex.BlockMask: seq_lengths is (1, 2, 3), must be two"),
+    (lambda: tk.flex.BlockMask.from_kv_blocks(MASK.kv_num_blocks, MASK.kv_indices, seq_lengths=(1, 2.5)), TypeError,
+     "tk.flex.BlockMask: seq_lengths must be an int, is 2.5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "kind", "said"), WRONG, ids=[said for *_, said in WRONG])
+def test_wrong_arguments_of_a_mask_are_named(call: Any, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    assert str(caught.value).startswith(said)
+
+
+def test_numbers_of_numpy_index_a_mask() -> None:
+    for index in (np.int64(1), [np.int32(1)], np.array([1]), range(1, 2), torch.tensor(1)):
+        assert torch.equal(MASK[:, index].to_dense(), MASK[:, 1].to_dense())

@@ -7,15 +7,17 @@ blocks for each row and two for each column.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
-from tk._arguments import flag
+from tk import errors
+from tk._arguments import flag, shape_of, whole
 from tk.flex.mods import MaskMod
 from tk.flex.pickled import PickledMod
 from tk.flex.tracing import trace
@@ -92,7 +94,8 @@ class BlockMask:
         *,
         is_derived: bool = False,
     ) -> BlockMask:
-        """A mask of the lists by rows. Without seq_lengths the last blocks are whole. Raises ValueError."""
+        """A mask of the lists by rows. Without seq_lengths the last blocks are whole. Raises ValueError, and
+        TypeError for what is no tensor or no int."""
         flag("flex.BlockMask", "compute_q_blocks", compute_q_blocks)
         _check_lists(kv_num_blocks, kv_indices, "kv")
         if (full_kv_num_blocks is None) != (full_kv_indices is None):
@@ -107,7 +110,13 @@ class BlockMask:
             if compute_q_blocks:
                 by_column[2:] = _listed(_dense(full_kv_num_blocks, full_kv_indices, columns).mT)
         by_row = (kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices)
-        lengths = seq_lengths or (rows * q_block, columns * kv_block)
+        lengths = (rows * q_block, columns * kv_block)
+        if seq_lengths is not None:
+            lengths = shape_of("flex.BlockMask", "seq_lengths", seq_lengths)
+            if len(lengths) != 2:
+                raise ValueError(
+                    f"tk.flex.BlockMask: seq_lengths is {seq_lengths}, must be two: of queries and of keys"
+                )
         return cls._of((*by_row, *by_column), lengths, (q_block, kv_block), mask_mod, is_derived)
 
     @classmethod
@@ -177,7 +186,8 @@ class BlockMask:
             block_mask[b], block_mask[:, 2:4], block_mask[:, :, row], block_mask[:, :, torch.tensor([1, 3])]
 
         A number keeps the dimension, of size 1, and the mask is then that entry's whatever b or h it is asked for.
-        Rows are counted in blocks; the part's first row is its position 0. Raises IndexError, ValueError."""
+        Rows are counted in blocks; the part's first row is its position 0. Raises IndexError, ValueError, and TypeError
+        for what is neither a slice, an int, ints nor a tensor of ints or bools."""
         given = index if isinstance(index, tuple) else (index,)
         if len(given) > 3:
             raise IndexError(f"tk.flex.BlockMask has three dimensions to index (b, h, row), {len(given)} are given")
@@ -220,7 +230,10 @@ class BlockMask:
 
     def adjust(self, q_len: int, kv_len: int) -> BlockMask:
         """The mask for other lengths. Shorter ones keep the upper left of the lists; longer ones are worked out anew,
-        for which the mask must come of create_block_mask. Raises ValueError."""
+        for which the mask must come of create_block_mask. Raises ValueError, and TypeError for what is no int."""
+        for name, value in (("q_len", q_len), ("kv_len", kv_len)):
+            if whole("flex.BlockMask.adjust", name, value) < 0:
+                raise ValueError(f"tk.flex.BlockMask.adjust: {name} is {value}, must not be negative")
         old_q, old_kv = self.seq_lengths
         if q_len <= old_q and kv_len <= old_kv:
             return self._cropped(q_len, kv_len)
@@ -248,10 +261,14 @@ class BlockMask:
     # --- Shown ---
 
     def to_string(self, grid_size: int | tuple[int, int] = (20, 20), limit: int = 4) -> str:
-        """A picture: full blocks █, partial ones ░, masked ones blank, brought down to grid_size (-1: all of them)."""
+        """A picture: full blocks █, partial ones ░, masked ones blank, brought down to grid_size (-1: all of them).
+        limit: how many batch entries and heads. Raises TypeError for what is no int."""
+        is_pair = isinstance(grid_size, tuple) and len(grid_size) == 2
+        given = grid_size if is_pair else (grid_size, grid_size)
+        wanted = [whole("flex.BlockMask.to_string", "grid_size", n) for n in given]  # type: ignore[union-attr]
+        limit = whole("flex.BlockMask.to_string", "limit", limit)
         kinds = self.kinds()
         n_rows, n_columns = kinds.shape[-2:]
-        wanted = grid_size if isinstance(grid_size, tuple) else (grid_size, grid_size)
         steps = [max(1, -(-n // w)) if w > 0 else 1 for n, w in zip((n_rows, n_columns), wanted, strict=True)]
         parts = []
         for i, (b, h) in enumerate((b, h) for b in range(kinds.shape[0]) for h in range(kinds.shape[1])):
@@ -437,6 +454,11 @@ def _dense(num_blocks: Tensor, at: Tensor, columns: int) -> Tensor:
 
 
 def _check_lists(num_blocks: Tensor, at: Tensor, name: str) -> None:
+    for of, x in (("num_blocks", num_blocks), ("indices", at)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"tk.flex.BlockMask: {name}_{of} must be a Tensor, is {type(x).__name__}")
+        if (refused := errors.not_dense("flex.BlockMask", f"{name}_{of}", x)) is not None:
+            raise refused
     if num_blocks.dim() != 3 or at.dim() != 4 or num_blocks.shape != at.shape[:3]:
         raise ValueError(
             f"tk.flex.BlockMask: {name}_num_blocks is {list(num_blocks.shape)}, {name}_indices {list(at.shape)}; they "
@@ -489,14 +511,22 @@ def _picked(index: Any, n: int, name: str) -> _Pick:
     places = index.tolist() if isinstance(index, Tensor) else index
     if isinstance(index, Tensor) and index.dtype is torch.bool:
         places = [i for i, chosen in enumerate(places) if chosen]
-    listed = [places] if isinstance(places, int) else list(places)
-    for i in listed:
-        if not -n <= i < n:
-            raise IndexError(f"tk.flex.BlockMask: index {i} along {name}, which has {n}")
-    listed = [i % n for i in listed]
+    is_several = isinstance(places, Iterable) and not isinstance(places, str | bytes)
+    listed = [_place(i, n, name) for i in (places if is_several else [places])]
     if len(listed) == 1:
         return _Pick(slice(listed[0], listed[0] + 1, 1), is_one=n > 1)
     return _Pick(listed, is_one=False)
+
+
+def _place(index: Any, n: int, name: str) -> int:
+    if isinstance(index, bool) or not isinstance(index, SupportsIndex):
+        raise TypeError(
+            f"tk.flex.BlockMask: index {index!r} along {name}, must be an int; choose by bools with a tensor of them"
+        )
+    i = operator.index(index)
+    if not -n <= i < n:
+        raise IndexError(f"tk.flex.BlockMask: index {i} along {name}, which has {n}")
+    return i % n
 
 
 def _moved(mask_mod: MaskMod | None, picks: Sequence[_Pick], block: int, device: torch.device) -> MaskMod | None:

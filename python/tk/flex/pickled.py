@@ -33,6 +33,11 @@ class PickledMod:
         if mod.__module__ == mods.__name__ and _LOCAL in mod.__qualname__:
             held = [cell.cell_contents for cell in mod.__closure__ or ()]
             return _made, (mod.__qualname__, mod.__name__, tuple(map(_content, held)))
+        if mod.__module__ == "tk.flex.block_mask":
+            raise pickle.PicklingError(
+                f"tk.flex.BlockMask: a part of a mask cannot be pickled ({mod.__name__}). Pickle the whole mask, and "
+                "take the part where it is loaded"
+            )
         try:
             pickle.dumps(mod)
         except (AttributeError, pickle.PicklingError) as error:
