@@ -411,6 +411,8 @@ def iterators() -> dict[str, Any]:
         "islice": itertools.islice(itertools.count(), 9),
         "repeat": itertools.repeat(1, 3),
         "tee": itertools.tee([1, 2])[0],
+        "calls": iter(iter([1, 2]).__next__, 9),
+        "groups": itertools.groupby([1, 2]),
         "file": file,
         "file of bytes": open(__file__, "rb"),
     }
@@ -447,6 +449,17 @@ def test_an_iterator_that_is_not_its_own(name: str, way: str) -> None:
     with pytest.raises(
         SideEffect, match=rf":{fn.__code__.co_firstlineno + 1}\): a side effect: it moves held on, which"
     ):
+        generate(fn, op(x="fp32[M]")(fn).signature, "fn")
+
+
+APPEND, NEXT = log.append, itertools.count().__next__
+
+
+@pytest.mark.parametrize(("fn", "said"), [
+    (lambda x: (APPEND(1), x + 1)[1], "it changes APPEND, which"), (lambda x: x + NEXT(), "it moves NEXT on, which")
+])  # fmt: skip
+def test_by_a_method_that_is_bound(fn: Callable[..., Any], said: str) -> None:
+    with pytest.raises(SideEffect, match=said):
         generate(fn, op(x="fp32[M]")(fn).signature, "fn")
 
 

@@ -13,6 +13,7 @@ import platform
 import random
 import secrets
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -146,6 +147,7 @@ WEAK = weakref.ref(HELD)
 HOLDER = Standing()
 HOLDER.weak = WEAK  # type: ignore[attr-defined]
 PROXY = weakref.proxy(HELD)
+GONE = weakref.proxy(Standing())
 SET = weakref.WeakSet([HELD])
 LOGGER = logging.getLogger(__name__)
 NAME = "a text"
@@ -236,6 +238,8 @@ OF_ALL_ELSE: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "standard output": (lambda x: after(sys.stdout.write("x"), x), PRINTS),
     "standard output of a notebook": (prints_in_a_notebook, PRINTS),
     "standard output that is redirected": (prints_into_a_redirection, PRINTS),
+    "file of tensors": (lambda x: after(torch.save(1, os.devnull), x), "it reads or writes a file"),
+    "command": (lambda x: after(subprocess.run(["true"], check=True), x), SYSTEM),
     "file descriptor": (lambda x: after(os.write(1, b""), x), "it reads or writes a file"),
     "log": (lambda x: after(LOGGER.debug("x"), x), "it logs, which no kernel does"),
     "log of the root": (lambda x: after(logging.debug("x"), x), "it logs, which no kernel does"),
@@ -274,6 +278,7 @@ OF_ALL_ELSE: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "weak reference": (lambda x: x * 2 if WEAK() is None else x * 3, ALIVE),
     "weak reference of an object": (lambda x: x * 2 if HOLDER.weak() is None else x * 3, ALIVE),  # type: ignore
     "weak proxy": (lambda x: x + PROXY.write("x"), ALIVE),
+    "weak proxy of what is gone": (lambda x: x + GONE.write("x"), ALIVE),
     "weak set": (lambda x: x + len(SET), ALIVE),
     "weak references counted": (lambda x: x + weakref.getweakrefcount(HELD), ALIVE),
     "thread": (in_a_thread, "a tensor that was made where no trace sees it"),
@@ -347,6 +352,23 @@ def counted(n: int) -> int:
     return hash((n, 3, (n, -1))) % 7
 
 
+def with_names_of_builtins(x: Tensor) -> Tensor:
+    id, hash = 2.0, 3.0
+    time = max(id, hash)
+
+    def inner() -> float:
+        return max(time, id)
+
+    return x * max(id, hash) + inner()
+
+
+def that_may_log(x: Tensor) -> Tensor:
+    """What is never called is not refused."""
+    if x.dim() == 7:
+        LOGGER.warning(f"{x} {time.time()} {now()} {hash(NAME)}")
+    return x + 1
+
+
 CONFIG = Config("a", 2)
 BY_CONFIG = {CONFIG: 2.0}
 MODULE = Scaled()
@@ -362,6 +384,8 @@ CONSTANT: dict[str, Callable[[Tensor], Tensor]] = {
     "hash of a key of its own": lambda x: x * {CONFIG: 3.0}[CONFIG],
     "text of plain values": lambda x: x + len(repr(NAME) + repr((1, x.dtype, None)) + repr(CONFIG)),
     "assertion": asserted,
+    "its own names": with_names_of_builtins,
+    "what is not called": that_may_log,
     "largest integer": lambda x: x.clamp(max=min(sys.maxsize, 9)),
     "a text in memory": lambda x: x + io.StringIO("text").read().count("t"),
 }

@@ -12,6 +12,7 @@ import gc
 import inspect
 import io
 import sys
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,16 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FunctionType,
+    GeneratorType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)  # fmt: skip
 from typing import Any
 
 import torch
@@ -99,7 +109,7 @@ def _reached(fn: Callable[..., Any]) -> Mapping[str, Any]:
     for name, cell in cells.items():
         with suppress(ValueError):  # a variable without a value yet
             found[name] = cell.cell_contents
-    return found
+    return {name: x for name, x in found.items() if type(x) not in weakref.ProxyTypes}  # what it is of may be gone
 
 
 def _names(code: CodeType) -> set[str]:
@@ -116,7 +126,7 @@ def _state(fn: Callable[..., Any]) -> list[_Reached]:
     seen: dict[int, Any] = {}  # which keeps them alive
     while pending and len(found) < _MOST:
         name, x = pending.popleft()
-        if id(x) in seen or isinstance(x, _PLAIN):
+        if id(x) in seen or type(x) in weakref.ProxyTypes or isinstance(x, _PLAIN):
             continue
         seen[id(x)] = x
         is_moved = _is_moved(x)
@@ -162,6 +172,9 @@ def _has_attributes(x: Any) -> bool:
     return has_any and (isinstance(x, torch.nn.Module) or of_file(file, "") is not Owner.TORCH)
 
 
+_Bound = BuiltinMethodType | MethodWrapperType  # a method of what C has made, such as a list's append
+
+
 def _parts(x: Any, package: str) -> Sequence[Any]:
     """What is inside of it."""
     if isinstance(x, dict):
@@ -172,6 +185,8 @@ def _parts(x: Any, package: str) -> Sequence[Any]:
         return [x.func, x.args, x.keywords]
     if isinstance(x, MethodType):
         return [x.__self__, x.__func__]
+    if isinstance(x, _Bound):
+        return [x.__self__]
     if isinstance(x, FunctionType):
         return [x.__defaults__, x.__kwdefaults__]
     if isinstance(x, property):
@@ -254,9 +269,9 @@ def _memory(x: Any) -> bytes:
 
 
 def _sources(x: Iterator[Any]) -> Sequence[Any]:
-    """What an iterator takes its elements of."""
+    """What an iterator takes its elements of, or by."""
     held = gc.get_referents(x, *([x.gi_frame] if isinstance(x, GeneratorType) and x.gi_frame else []))
-    return [v for v in held if isinstance(v, Iterator | tuple)]
+    return [v for v in held if isinstance(v, Iterator | tuple | FunctionType | MethodType | _Bound)]
 
 
 def _random_state() -> dict[str, Any]:

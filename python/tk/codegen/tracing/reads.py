@@ -134,7 +134,7 @@ _BY_FILE_OF_USERS: Mapping[str, str] = {
     }.items()
 }  # fmt: skip
 _BY_CALL_OF_USERS = _of_calls({
-    builtins.id: _ID,
+    builtins.id: _ID, torch.load: _FILE, torch.save: _FILE,
     **dict.fromkeys((uuid.getnode, uuid.uuid1, uuid.uuid4), _SYSTEM),
     **dict.fromkeys((threading.get_ident, threading.get_native_id, threading.current_thread, threading.active_count,
                      threading.enumerate, threading.main_thread), _THREAD),
@@ -395,18 +395,17 @@ def _of_text(frame: FrameType) -> Iterator[tuple[int, str]]:
     value: Any = None
     line = code.co_firstlineno
     lines = dict(dis.findlinestarts(code))
-    instructions = [i for i in dis.get_instructions(code) if i.opname != "EXTENDED_ARG"]
-    for before, instruction, after in zip([None, *instructions], instructions, [*instructions[1:], None], strict=False):
+    for instruction in dis.get_instructions(code):
         line = lines.get(instruction.offset) or line
         name, opname = instruction.argval, instruction.opname
-        if opname == "PUSH_NULL":
+        if opname in ("PUSH_NULL", "EXTENDED_ARG"):
             continue
         if opname.startswith("STORE_") and isinstance(name, str):
             own[name], value = value, None
-        elif opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF") or opname.startswith("LOAD_FAST"):
-            value = None
-            if isinstance(name, str):
-                value = own.get(name, frame.f_globals.get(name, frame.f_builtins.get(name)))
+        elif opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            value = own.get(name, frame.f_globals.get(name, frame.f_builtins.get(name)))
+        elif opname in ("LOAD_DEREF", "LOAD_CLASSDEREF") or opname.startswith("LOAD_FAST"):
+            value = own.get(name) if isinstance(name, str) else None
         elif opname == "IMPORT_NAME":
             value = sys.modules.get(name.partition(".")[0])
         elif opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
@@ -418,20 +417,12 @@ def _of_text(frame: FrameType) -> Iterator[tuple[int, str]]:
                 value = None
         else:
             value = None
-        if isinstance(value, weakref.ReferenceType | weakref.ProxyType | weakref.CallableProxyType):
+        if issubclass(type(value), (weakref.ReferenceType, *weakref.ProxyTypes)):
             yield line, _ALIVE
         elif value is not None and any(value is x for x in _OBJECTS_OF_SYS):
             yield line, _INTERPRETER
-        elif opname != "IMPORT_FROM" and not _is_called(before, instruction, after) and (text := _of_passed(value)):
+        elif (text := _of_passed(value)) is not None and sources.is_passed(code, line, name):
             yield line, text
-
-
-def _is_called(before: dis.Instruction | None, loads: dis.Instruction, after: dis.Instruction | None) -> bool:
-    """Whether what an instruction loads is called, which is watched. In Python 3.10 that is not said of a name."""
-    if sys.version_info < (3, 11) and loads.opname != "LOAD_ATTR":
-        return True
-    nulls = [i for i in (before, after) if i is not None and i.opname == "PUSH_NULL"]
-    return loads.opname == "LOAD_METHOD" or "NULL" in loads.argrepr or bool(nulls)
 
 
 def _of_passed(value: Any) -> str | None:

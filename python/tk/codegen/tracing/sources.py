@@ -23,7 +23,7 @@ def is_given(frame: FrameType, called: Callable[..., Any], is_plain: Callable[[A
     line = frame.f_lineno
     calls = [
         node
-        for node in _nodes(frame.f_code.co_filename)
+        for node in _nodes("".join(_lines(frame.f_code)))
         if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
     try:
@@ -34,18 +34,37 @@ def is_given(frame: FrameType, called: Callable[..., Any], is_plain: Callable[[A
         return False
 
 
+def is_passed(code: CodeType, line: int, name: str) -> bool:
+    """Whether this name, or attribute, is read in the line otherwise than to call it. Of code without a text it is said
+    that it is not."""
+    nodes = [n for n in _nodes("".join(_lines(code))) if isinstance(n, ast.expr)]
+    here = [n for n in nodes if n.lineno <= line <= (n.end_lineno or n.lineno)]
+    others = [n.func for n in here if isinstance(n, ast.Call)] + [n.value for n in here if isinstance(n, ast.Attribute)]
+    read = [n for n in here if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, ast.Load)]
+    return any(name == (n.id if isinstance(n, ast.Name) else n.attr) and n not in others for n in read)
+
+
 def line_of_name(code: CodeType, name: str) -> int | None:
     """The line of the code in which a name is read that its compiler puts a constant for."""
-    lines = {line for _, _, line in code.co_lines() if line}
-    found = (node.lineno for node in _nodes(code.co_filename) if isinstance(node, ast.Name) and node.id == name)
-    return next((line for line in found if line in range(min(lines), max(lines) + 1)), None)
+    text = _lines(code)
+    lines = [line for _, _, line in code.co_lines() if line]
+    own = range(min(lines, default=1), max(lines, default=0) + 1)
+    if not any(name in line for line in text[own.start - 1 : own.stop - 1]):
+        return None
+    found = (node.lineno for node in _nodes("".join(text)) if isinstance(node, ast.Name) and node.id == name)
+    return next((line for line in found if line in own), None)
+
+
+def _lines(code: CodeType) -> list[str]:
+    """Of its file, as it is now. Of what was never a file there are none."""
+    linecache.checkcache(code.co_filename)
+    return linecache.getlines(code.co_filename)
 
 
 @lru_cache(maxsize=64)
-def _nodes(file: str) -> list[ast.AST]:
-    """Of what was never a file, or is none of Python's, there is no text."""
+def _nodes(text: str) -> list[ast.AST]:
     try:
-        return list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
+        return list(ast.walk(ast.parse(text)))
     except SyntaxError:
         return []
 
