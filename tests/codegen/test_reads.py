@@ -535,6 +535,17 @@ def test_an_import_is_not_the_functions_doing(tmp_path: Path, monkeypatch: pytes
     sys.modules.pop("imported_by_a_function")
 
 
+def test_a_function_that_is_traced_in_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "traces_when_it_is_imported.py").write_text(
+        "import time\nfrom tk.codegen.family import generate\nfrom tk.generated import op\n"
+        "def fn(x):\n    return x + time.time()\n"
+        "generate(fn, op(x='fp32[M, N]')(fn).signature, 'fn')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(TraceError, match="py:5\\): a side effect: it asks for the time"):
+        import traces_when_it_is_imported  # type: ignore[import-not-found]  # noqa: F401
+
+
 @pytest.mark.parametrize("says", ("calls += 1", "time.time()"))
 def test_an_installed_package_is_its_functions_own(says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site-packages" / "a_package_of_the_users"

@@ -170,7 +170,7 @@ _OF_TORCHS_CODE: Mapping[CodeType, str] = {
 def refused(fn: Callable[..., Any]) -> Iterator[None]:
     """Raises SideEffect, with the line, for the first that the function does or reads in this run of it, whatever else
     it raises."""
-    watch, profile = Watch(fn, sys._getframe()), sys.getprofile()
+    watch, profile = Watch(fn, sys._getframe(2)), sys.getprofile()  # whose frame has the with statement
     sys.setprofile(watch)
     try:
         yield
