@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import gc
 import io
 import locale
@@ -149,6 +150,7 @@ HOLDER.weak = WEAK  # type: ignore[attr-defined]
 PROXY = weakref.proxy(HELD)
 GONE = weakref.proxy(Standing())
 SET = weakref.WeakSet([HELD])
+SAY = functools.partial(print, "x")
 LOGGER = logging.getLogger(__name__)
 NAME = "a text"
 
@@ -249,7 +251,9 @@ OF_ALL_ELSE: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "hash of a name": (lambda x: x + hash(NAME) % 7, HASH),
     "hash in a tuple": (lambda x: x + hash((1, NAME)) % 7, HASH),
     "hash of what is computed": (lambda x: x + hash(NAME.upper()) % 7, HASH),
+    "print with its argument": (lambda x: after(SAY(), x), PRINTS),
     "print that is passed on": (lambda x: after([*map(print, ["x"])], x), PRINTS),
+    "hash by its method": (lambda x: x + NAME.__hash__() % 7, HASH),
     "hash passed on": (lambda x: x + sum(map(hash, [NAME])) % 7, HASH),
     "id": (lambda x: x + id(x) % 7, "it asks for the id of an object"),
     "id passed on": (lambda x: x + len(sorted([HELD], key=id)), "it asks for the id of an object"),

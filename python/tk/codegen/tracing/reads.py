@@ -24,7 +24,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -411,6 +411,8 @@ def _of_text(frame: FrameType) -> Iterator[tuple[int, str]]:
         elif opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
             if value is sys and name in _OF_SYS:
                 yield line, _INTERPRETER
+            if name == "__hash__" and code.co_name not in _FOR_PYTHON:
+                yield line, _HASH
             try:
                 value = sources.attribute(value, name)
             except LookupError:
@@ -422,6 +424,8 @@ def _of_text(frame: FrameType) -> Iterator[tuple[int, str]]:
         elif value is not None and any(value is x for x in _OBJECTS_OF_SYS):
             yield line, _INTERPRETER
         elif (text := _of_passed(value)) is not None and sources.is_passed(code, line, name):
+            yield line, text
+        elif type(value) is partial and (text := _of_passed(value.func)) is not None:
             yield line, text
 
 
