@@ -423,14 +423,14 @@ def _of_text(frame: FrameType) -> Iterator[tuple[int, str]]:
             yield line, _ALIVE
         elif value is not None and any(value is x for x in _OBJECTS_OF_SYS):
             yield line, _INTERPRETER
-        elif (text := _of_passed(value)) is not None and sources.is_passed(code, line, name):
-            yield line, text
-        elif type(value) is partial and (text := _of_passed(value.func)) is not None:
+        elif (text := _of_passed(value)) and (type(value) is partial or sources.is_passed(code, line, name)):
             yield line, text
 
 
 def _of_passed(value: Any) -> str | None:
-    """What a function does that is given to another, as to map: a call by C is not watched."""
+    """What a function does that is given to another, as to map, or is in a partial: a call by C is not watched."""
+    if type(value) is partial:
+        return _of_passed(value.func)
     if isinstance(value, BuiltinFunctionType):
         return _of_builtin(value) or _of_users_builtin(value)
     return _BY_CALL.get(value.__code__) if isinstance(value, FunctionType) else None
