@@ -400,7 +400,7 @@ def _of_text(frame: FrameType) -> Iterator[tuple[int, str]]:
         name, opname = instruction.argval, instruction.opname
         if opname in ("PUSH_NULL", "EXTENDED_ARG"):
             continue
-        if opname.startswith("STORE_") and isinstance(name, str):
+        if opname in ("STORE_FAST", "STORE_DEREF", "STORE_GLOBAL", "STORE_NAME"):
             own[name], value = value, None
         elif opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             value = own.get(name, frame.f_globals.get(name, frame.f_builtins.get(name)))
