@@ -27,6 +27,7 @@ import tk
 from benchmarks.report import Figure, Goal, Report, Row
 from benchmarks.runner import ROOT, Options
 from benchmarks.zoo_models import MODELS, Inputs, Model
+from tk.dropin import decisions
 
 sys.path.append(str(ROOT / "examples"))
 from compared import Step, difference, each_round, graphed
@@ -205,6 +206,13 @@ def prepare(step: Step, module: nn.Module, place: Place, as_graph: bool) -> Prep
     return Prepared(ready, before, torch.cuda.max_memory_allocated() - before)
 
 
+def decisions_in(step: Step) -> int:
+    """How many calls of a step are looked at, whether tk serves them: none where a model is left as a whole."""
+    with patch.object(decisions, "kind_of", wraps=decisions.kind_of) as looked_at:
+        step()
+    return looked_at.call_count
+
+
 def synchronizes(step: Step) -> bool:
     """Whether it waits for the GPU, which a CUDA graph cannot record."""
     torch.cuda.set_sync_debug_mode("error")
@@ -240,6 +248,7 @@ def measure(
         return
     ready: dict[str, Prepared] = {}
     off: dict[str, float] = {}
+    looked_at: dict[str, int] = {}
     expected: Tensor | None = None
 
     def add_way(way: str, module: nn.Module) -> None:
@@ -250,6 +259,7 @@ def measure(
             expected = found
         else:
             off[way] = case.judge(found, expected)
+            looked_at[way] = 0 if as_graph else decisions_in(one.step)
         ready[way] = one
 
     add_way("torch", ways["torch"])
@@ -261,10 +271,12 @@ def measure(
     us = {way: 1e3 * value for way, value in ms.items()}
     memory = {way: peak_ratio(ready["torch"], ready[way]) for way in off} if place.is_cuda else {}
     for way, found in off.items():
-        more = {"difference": found} | ({"memory": memory[way]} if memory else {})
+        more = {"difference": found, "looked_at": looked_at[way]} | ({"memory": memory[way]} if memory else {})
         add_row(report, mode, way, Row(label, us["torch"] / us[way], us, more))
     times = ", ".join(f"{way} {value:.3f} ms" for way, value in ms.items())
-    ratios = ", ".join(f"{us['torch'] / us[way]:.3f} × torch ({way}, off by {off[way]:.1e})" for way in off)
+    ratios = ", ".join(
+        f"{us['torch'] / us[way]:.3f} × torch ({way}, off by {off[way]:.1e}, {looked_at[way]} looked at)" for way in off
+    )
     peaks = "".join(f", memory {value:.3f} ({way})" for way, value in memory.items())
     print(f"{label}: {times}; {ratios}{peaks}", flush=True)
 

@@ -187,7 +187,7 @@ OPS = {
 }  # fmt: skip
 
 
-class _Count(TorchDispatchMode):
+class Count(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.ops: Counter[str] = Counter()
@@ -200,7 +200,7 @@ class _Count(TorchDispatchMode):
 
 def calls(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, int]:
     """How often each op of tk is called in the forward pass."""
-    with _Count() as count, torch.no_grad():
+    with Count() as count, torch.no_grad():
         function(*args, **kwargs)
     return dict(count.ops)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from use_models import MODELS, Llama, ResNet, calls, tokens
 
 import tk
-from tk.dropin import decisions, measured, sample
+from tk.dropin import decisions, measured, sample, whole
 from tk.dropin.measured import Measurement, Pass, Times, class_of
 from tk.dropin.replace import _use
 from tk.dropin.target import Target
@@ -32,7 +32,7 @@ Faster = Mapping[str, bool | tuple[bool, bool]]
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Faster], None]:
-    """What a clock would say: by op, whether tk is faster; of two, without and with gradients."""
+    """What a clock would say: by op, whether tk is faster; of two, without and with gradients. Whole models are."""
 
     def set_up(faster: Faster) -> None:
         def times(of_calls: Mapping[str, Callable[[], object]], device: torch.device) -> Pass:
@@ -44,6 +44,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Faster], None]:
             return Pass(FAST, SLOW) if wins else Pass(SLOW, FAST)
 
         monkeypatch.setattr(sample, "_times", times)
+        monkeypatch.setattr(whole, "_times", lambda *_: (1.0, 2.0))
 
     return set_up
 

@@ -16,8 +16,8 @@ from torch.nn import Parameter
 from tk.dropin.target import dtype_name
 
 __all__ = [
-    "Decide", "Remember", "Root", "State", "asking", "autocast_dtype", "count", "is_captured", "kind_of", "remembered",
-    "skipping",
+    "Decide", "Remember", "Root", "State", "asking", "autocast_dtype", "count", "input_kind", "is_captured", "kind_of",
+    "remembered", "skipping",
 ]  # fmt: skip
 
 Args = tuple[Any, ...]
@@ -52,11 +52,13 @@ class _Here(threading.local):
 
 class Root:
     """A used model as a whole. Where nothing of its forward was served, and nothing was new, the next forwards of the
-    same kind of input run as they are written: its modules then ask nothing, but whether that is so."""
+    same kind of input run as they are written: its modules then ask nothing, but whether that is so. So do those of the
+    kinds that are `slower`, as texts: whatever tk gains in single calls, the model was measured to lose in between."""
 
-    def __init__(self) -> None:
+    def __init__(self, slower: Iterable[str] = ()) -> None:
         self.here = _Here()
         self.was_left_in_training = False
+        self.slower = frozenset(slower)
 
     def may_decide(self) -> bool:
         """Whether a kind of call that is new may be decided. What is checkpointed runs again in the backward pass, no
@@ -180,22 +182,28 @@ def skipping(ours: Callable[..., Any], theirs: Callable[..., Any], root: Root) -
 def asking(ours: Callable[..., Any], root: Root) -> Any:
     """The forward of a model that is ``root``: ours, in which its modules run as they are written where nothing of the
     same kind of input was served, or new, the last time."""
-    left: dict[Any, int] = {}  # by the kind of input, how many more calls run as written
+    left: dict[Any, int] = {}  # by the kind of input, how many more calls run as written; below 0: all
     here = root.here
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() or here.is_running or is_captured():
             return ours(self, *args, **kwargs)
-        kind = _input_like(self.training, args, kwargs)
-        more, before = left.get(kind, 0), _tally.ever
-        here.is_running, here.is_left = True, more > 0
+        kind = input_kind(self.training, args, kwargs)
+        more = left.get(kind)
+        if more is None:
+            more = _FOR_GOOD if root.slower and str(kind) in root.slower else 0
+            if len(left) < _MOST_KINDS:
+                left[kind] = more
+            root.was_left_in_training |= bool(more) and torch.is_grad_enabled()
+        before = _tally.ever
+        here.is_running, here.is_left = True, more != 0
         try:
             result = ours(self, *args, **kwargs)
         finally:
             here.is_running = here.is_left = False
         if more:
             left[kind] = more - 1
-        elif _tally.ever == before and len(left) < _MOST_KINDS:
+        elif _tally.ever == before and kind in left:
             left[kind] = _ASKED_AGAIN
             root.was_left_in_training |= torch.is_grad_enabled()
         return result
@@ -203,7 +211,7 @@ def asking(ours: Callable[..., Any], root: Root) -> Any:
     return _as(ours, forward)
 
 
-def _input_like(is_training: bool, args: Args, kwargs: Kwargs) -> tuple[Any, ...]:
+def input_kind(is_training: bool, args: Args, kwargs: Kwargs) -> tuple[Any, ...]:
     """The kind of a model's input: of its first tensor the shape, and of all others the next powers of two, for a mask
     and a cache grow with every token."""
     kind: list[Any] = [is_training, torch.is_grad_enabled(), torch._C._is_any_autocast_enabled(), *kwargs]

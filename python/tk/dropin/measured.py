@@ -1,5 +1,5 @@
 """What was measured on this machine: the calls that ``tk.use(model, sample=…)`` timed both ways, by classes of calls,
-and the file in the user's cache that keeps them."""
+and whole models; and the file in the user's cache that keeps them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,9 +23,10 @@ from tk.dropin.target import dtype_name, needs_gradient
 from tk.generated.problem import memory_order
 from tk.parallel import is_distributed
 
-__all__ = ["Measurement", "Measurements", "Pass", "Table", "Times", "class_of", "described", "key_of"]
-__all__ += ["load", "path_of", "save"]
+__all__ = ["Measurement", "Measurements", "Pass", "Table", "Times", "Whole", "Wholes", "class_of", "described"]
+__all__ += ["key_of", "load", "load_whole", "path_of", "save", "save_whole"]
 
+T = TypeVar("T")
 Class = tuple[Any, ...]
 FORMAT = 1
 
@@ -104,6 +105,37 @@ def _served(times: Pass) -> str:
     if eagerly == captured:
         return "tk" if eagerly else "torch"
     return "tk in CUDA graphs" if captured else "torch in CUDA graphs"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Both times of the whole model, in milliseconds, called by Python. kind: of its input, as decisions.Root tells
+    kinds apart. name: of the pass. example: the input, to be read."""
+
+    kind: str
+    name: str
+    example: str
+    tk: float
+    torch: float
+
+    @property
+    def is_slower(self) -> bool:
+        return self.tk > self.torch
+
+    @property
+    def ratio(self) -> float:
+        return self.torch / self.tk
+
+
+class Wholes(Records[Whole]):
+    """Prints as a table with both times of every kind of input, in milliseconds, and how much faster tk is."""
+
+    header = ("input", "passes", "tk", "torch", "speedup", "", "runs through")
+
+    @staticmethod
+    def cells(row: Whole) -> tuple[object, ...]:
+        through = "torch, but in graphs" if row.is_slower else "tk"
+        return row.example, row.name, f"{row.tk:.3f}", f"{row.torch:.3f}", row.ratio, bar(row.ratio), through
 
 
 # --- Classes of calls ---
@@ -255,19 +287,28 @@ def _header(device: torch.device) -> dict[str, Any]:
 
 def load(device: torch.device) -> list[Measurement]:
     """What is kept of this device; nothing where there is no file. One that cannot be used is warned of once."""
+    return _read(device, lambda content: [_loaded(entry) for entry in content["measured"]], [])
+
+
+def load_whole(device: torch.device, model: str) -> list[Whole]:
+    """What is kept of the whole model of this name."""
+    return _read(device, lambda content: [Whole(**entry) for entry in content.get("models", {}).get(model, [])], [])
+
+
+def _read(device: torch.device, parse: Callable[[dict[str, Any]], T], nothing: T) -> T:
     try:
         path = path_of(device)
         content = json.loads(path.read_text())
         header = _header(device)
         if other := [name for name, now in header.items() if content[name] != now]:
             _warn_once(path, "; ".join(f"it is of {n} {content[n]}, this is {header[n]}" for n in other))
-            return []
-        return [_loaded(entry) for entry in content["measured"]]
+            return nothing
+        return parse(content)
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return nothing
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         _warn_once(path, f"it cannot be read ({type(error).__name__}: {error})")
-        return []
+        return nothing
 
 
 def save(device: torch.device, measurements: Iterable[Measurement]) -> list[Measurement]:
@@ -277,15 +318,38 @@ def save(device: torch.device, measurements: Iterable[Measurement]) -> list[Meas
     def merged() -> list[Measurement]:
         return list({(m.op, m.call): m for m in (*load(device), *measurements)}.values())
 
+    kept: list[Measurement] = []
+
+    def add(content: dict[str, Any]) -> None:
+        kept.extend(merged())
+        content["measured"] = [_saved(m) for m in kept]
+
+    return kept if _update(device, add) else merged()
+
+
+def save_whole(device: torch.device, model: str, found: Iterable[Whole]) -> None:
+    """Adds what was measured of the whole model of this name, as `save` does."""
+
+    def add(content: dict[str, Any]) -> None:
+        kept = {(w.kind, w.name): w for w in (*load_whole(device, model), *found)}
+        content.setdefault("models", {})[model] = [asdict(w) for w in kept.values()]
+
+    _update(device, add)
+
+
+def _update(device: torch.device, add: Callable[[dict[str, Any]], None]) -> bool:
+    """Whether the file has what is added."""
     try:
         path = path_of(device)
         with _cache.locked(path):
-            kept = merged()
-            _cache.write_json(path, {**_header(device), "measured": [_saved(m) for m in kept]})
-            return kept
+            content: dict[str, Any] = _read(device, lambda content: content, {"measured": []})
+            content |= _header(device)
+            add(content)
+            _cache.write_json(path, content)
+            return True
     except OSError as error:
-        warnings.warn(f"tk.use: what was measured is not kept: {error}", stacklevel=4)
-        return merged()
+        warnings.warn(f"tk.use: what was measured is not kept: {error}", stacklevel=5)
+        return False
 
 
 def _saved(m: Measurement) -> dict[str, Any]:

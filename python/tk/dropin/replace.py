@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -16,16 +17,16 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import tk
 from tk._arguments import flag
-from tk.dropin import recognise
+from tk.dropin import recognise, whole
 from tk.dropin.decisions import Root, asking, skipping
 from tk.dropin.functions import stand_ins
 from tk.dropin.functions.norms import RMS_NORM
 from tk.dropin.functions.tables import ROPE
-from tk.dropin.measured import Table, load, save
+from tk.dropin.measured import Table, Whole, load, load_whole, save, save_whole
 from tk.dropin.redirect import Redirector, is_redirected, mark, own_method
 from tk.dropin.replacement import Replacement
 from tk.dropin.report import Record, Report, Swap
-from tk.dropin.sample import Recording, call_of, unchanged
+from tk.dropin.sample import Recording, batches_of, unchanged
 from tk.dropin.target import DTYPES, Target, dtype_name
 from tk.parallel import is_distributed
 
@@ -49,8 +50,9 @@ def use(model: nn.Module, *, sample: Any = None, only_faster: bool = True) -> Re
 
     With a sample the model is run on it, and each kind of call is timed both ways on this machine: on the host and on
     the device, without gradients and, where an argument needs one, with the backward pass. What wins is kept by classes
-    of calls, in the user's cache, where later calls of ``tk.use`` find it too. The model is then as it was before, its
-    buffers, mode and gradients too, and so are the generators of random numbers.
+    of calls, in the user's cache, where later calls of ``tk.use`` find it too. Then the model itself is timed both
+    ways; where it is slower than it was, it runs as it is written. After that it is as it was before, its buffers, mode
+    and gradients too, and so are the generators of random numbers.
 
     Args:
         model: in training mode or not, on the CPU or a GPU.
@@ -75,16 +77,27 @@ def use(model: nn.Module, *, sample: Any = None, only_faster: bool = True) -> Re
         raise TypeError(f"tk.use: model must be a torch.nn.Module, is {given}")
     device, target = _device(model), _target(model, flag("use", "only_faster", only_faster))
     if sample is None:
-        is_measured = only_faster and device.type != "meta"  # where nothing is computed, no time decides
-        return _use(model, replace(target, measured=Table(load(device))) if is_measured else target)
+        if not only_faster or device.type == "meta":  # where nothing is computed, no time decides
+            return _use(model, target)
+        return _use(model, replace(target, measured=Table(load(device))), load_whole(device, whole.name_of(model)))
     if not only_faster:
         raise ValueError("tk.use: with a sample, what is faster is measured: leave only_faster out")
-    recording = _measure(model, target, sample, device)
-    return _use(model, replace(target, measured=Table(save(device, recording.found.values()))), recording)
+    recording, batches = _measure(model, target, sample, device)
+    target = replace(target, measured=Table(save(device, recording.found.values())))
+    wholes = _measure_whole(model, target, recording, batches, device)
+    return _use(model, target, wholes, recording)
 
 
-def _use(model: nn.Module, target: Target, recording: Recording | None = None) -> Report:
-    root = Root()
+def _use(model: nn.Module, target: Target, wholes: Sequence[Whole] = (), recording: Recording | None = None) -> Report:
+    records, swaps = _swapped(model, target, wholes, recording)
+    measured = (recording.found.values(), wholes) if recording else ()
+    return Report(records, swaps, *measured)
+
+
+def _swapped(
+    model: nn.Module, target: Target, wholes: Sequence[Whole], recording: Recording | None
+) -> tuple[list[Record], list[Swap]]:
+    root = Root(w.kind for w in wholes if w.is_slower)
     walk = _Walk(model, replace(target, root=root), recording)
     records, swaps = _walked(model, walk)
     if target.only_faster:
@@ -94,7 +107,7 @@ def _use(model: nn.Module, target: Target, recording: Recording | None = None) -
     swaps += [_replicating(module) for module in {id(s.module): s.module for s in swaps}.values()]
     for swap in swaps:
         swap.do()
-    return Report(records, swaps, recording.found.values() if recording else ())
+    return records, swaps
 
 
 def _walked(model: nn.Module, walk: _Walk) -> tuple[list[Record], list[Swap]]:
@@ -133,23 +146,46 @@ def _replicate_for_data_parallel(self: nn.Module) -> nn.Module:
     return replica
 
 
-def _measure(model: nn.Module, target: Target, sample: Any, device: torch.device) -> Recording:
-    times, run = call_of(sample)
+def _measure(
+    model: nn.Module, target: Target, sample: Any, device: torch.device
+) -> tuple[Recording, Sequence[whole.Batch]]:
+    """What was measured call by call, and what the model was run on."""
+    batches, made = batches_of(sample), []
     if lazy := [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]:
         raise ValueError(f"tk.use: {lazy[0]} is not initialised: run the model once before it is measured")
     recording = Recording(device)
-    on_gpu = device if device.type == "cuda" else -1
-    # Compiled parts run as they are written: what is timed is calls.
-    with unchanged(model, device), torch.compiler.set_stance("force_eager"), torch.cuda.device(on_gpu):
+    with _sampling(model, device):
         walk = _Walk(model, replace(target, measured=recording))
         paths = {id(module): path for path, module in model.named_modules()}
         _, swaps = _walked(model, walk)
         for module, name, method in swaps:
             at = recording.at(paths[id(module)], method.__func__)
             Swap(module, name, MethodType(mark(at), module)).do()  # type: ignore[arg-type]
-        for _ in range(times):
-            run(model)
-    return recording
+        for args, kwargs in batches:
+            model(*args, **kwargs)
+            made.append((args, kwargs))
+    return recording, made
+
+
+def _measure_whole(
+    model: nn.Module, target: Target, recording: Recording, batches: Sequence[whole.Batch], device: torch.device
+) -> Sequence[Whole]:
+    """Nothing of a model without a forward that asks for all of its modules."""
+    with _sampling(model, device):
+        _, swaps = _swapped(model, target, (), recording)
+        if not any(swap.module is model and swap.name == "forward" for swap in swaps):
+            return []
+        found = whole.measure(model, swaps, batches, device)
+    save_whole(device, whole.name_of(model), found)
+    return found
+
+
+@contextmanager
+def _sampling(model: nn.Module, device: torch.device) -> Iterator[None]:
+    on_gpu = device if device.type == "cuda" else -1
+    # Compiled parts run as they are written: what is timed is calls.
+    with unchanged(model, device), torch.compiler.set_stance("force_eager"), torch.cuda.device(on_gpu):
+        yield
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from tk._table import Records, table
-from tk.dropin.measured import Measurement, Measurements
+from tk.dropin.measured import Measurement, Measurements, Whole, Wholes
 
 __all__ = ["Record", "Records", "Report", "Swap"]
 
@@ -54,13 +54,14 @@ class _Swaps(list[Swap]):
 
 
 _MOST_ROWS = 24  # of a table that is printed whole
+_SLOWER = ", so it runs as it is written, but in CUDA graphs and compiled"
 
 
 class Report(Records[Record]):
     """A record for each module that could be replaced, in the order of ``model.named_modules()``.
 
     Prints as a table, which of a large model has a row for each type of module; ``report.table`` has all modules.
-    ``measured`` has both times of every class of calls that a sample made.
+    ``measured`` has both times of every class of calls that a sample made, ``whole`` those of the model itself.
 
     ``undo()`` restores the model; as a context manager it does so at the end. Slices and ``replaced``, ``left`` are
     tables too, of the same model: what is undone is always the whole of it.
@@ -68,13 +69,19 @@ class Report(Records[Record]):
 
     header = ("module", "type", "op", "replaced", "reason")
     measured: Measurements
+    whole: Wholes
     _swaps: _Swaps
 
     def __new__(
-        cls, records: Iterable[Record], swaps: Iterable[Swap] = (), measured: Iterable[Measurement] = ()
+        cls,
+        records: Iterable[Record],
+        swaps: Iterable[Swap] = (),
+        measured: Iterable[Measurement] = (),
+        whole: Iterable[Whole] = (),
     ) -> Report:
         self = super().__new__(cls, tuple(records))
         self.measured = Measurements(measured)
+        self.whole = Wholes(whole)
         self._swaps = swaps if isinstance(swaps, _Swaps) else _Swaps(swaps)
         return self
 
@@ -84,6 +91,10 @@ class Report(Records[Record]):
             passes = [p for m in self.measured for _, p in m.passes]
             won = sum(p.wins(False) for p in passes)
             said.append(f"tk is faster in {won} of {len(passes)} classes of calls; report.measured has the times")
+        said += [
+            f"the model, {w.name} of {w.example}: {w.ratio:.2f} times as fast" + (_SLOWER if w.is_slower else "")
+            for w in self.whole
+        ]
         if len(self) <= _MOST_ROWS:
             return "\n".join([*said, self.table])
         rows = [(n, *cells) for cells, n in Counter(self.cells(r)[1:] for r in self).items()]
@@ -106,17 +117,20 @@ class Report(Records[Record]):
 
     def __getitem__(self, index: Any) -> Any:
         found = tuple.__getitem__(self, index)
-        return type(self)(found, self._swaps, self.measured) if isinstance(index, slice) else found
+        return self._part(found) if isinstance(index, slice) else found
+
+    def _part(self, records: Iterable[Record]) -> Report:
+        return type(self)(records, self._swaps, self.measured, self.whole)
 
     @property
     def replaced(self) -> Report:
         """What was replaced."""
-        return type(self)((r for r in self if r.replaced), self._swaps, self.measured)
+        return self._part(r for r in self if r.replaced)
 
     @property
     def left(self) -> Report:
         """What was left alone."""
-        return type(self)((r for r in self if not r.replaced), self._swaps, self.measured)
+        return self._part(r for r in self if not r.replaced)
 
     def undo(self) -> None:
         """Restores what was replaced; a second call does nothing.
@@ -143,7 +157,7 @@ class Report(Records[Record]):
     def __reduce__(self) -> Any:
         swaps = _Swaps()  # another process has no model to undo
         swaps.is_undone = self._swaps.is_undone
-        return type(self), (tuple(self), swaps, tuple(self.measured))
+        return type(self), (tuple(self), swaps, tuple(self.measured), tuple(self.whole))
 
 
 def _undo(swaps: Sequence[Swap]) -> list[str]:

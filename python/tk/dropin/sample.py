@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tk import errors, timing
 from tk.dropin.decisions import Decide, Remember
 from tk.dropin.measured import Class, Measurement, Pass, Times, described, key_of
+from tk.dropin.whole import Batch
 
-__all__ = ["Recording", "call_of", "unchanged"]
+__all__ = ["Recording", "batches_of", "unchanged"]
 
 _log = logging.getLogger("tk")
 
@@ -27,26 +28,20 @@ SHORT_US, LONG_US = 2_000.0, 20_000.0  # how long one timing lasts at least; a c
 Call = Callable[[], object]
 
 
-def call_of(sample: Any) -> tuple[int, Callable[[nn.Module], object]]:
-    """How often a model is run, and how. Raises TypeError for what is no sample."""
+def batches_of(sample: Any) -> Iterator[Batch]:
+    """What a model is run on. Raises TypeError, before anything is made, for what is no sample."""
     if callable(sample) and not isinstance(sample, Tensor):
-        return BATCHES, lambda model: _run(model, sample())
-    _arguments(sample)
-    return 1, lambda model: _run(model, sample)
+        return (_arguments(sample()) for _ in range(BATCHES))
+    return iter([_arguments(sample)])
 
 
-def _run(model: nn.Module, batch: Any) -> object:
-    args, kwargs = _arguments(batch)
-    return model(*args, **kwargs)
-
-
-def _arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _arguments(batch: Any) -> Batch:
     if isinstance(batch, Tensor):
         return (batch,), {}
     if isinstance(batch, tuple):
         return batch, {}
     if isinstance(batch, Mapping):
-        return (), batch
+        return (), dict(batch)
     raise TypeError(
         "tk.use: sample must be a tensor, a tuple of arguments, a dict of keywords, or a function that returns one of "
         f"these, is {type(batch).__name__}"
