@@ -72,12 +72,18 @@ def gradients_of(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Te
 class Expected:
     """like: eager torch's own. exact: what it is in fp64, by `compute` of widened arguments.
 
-    narrowest: the least precise dtype of the arguments themselves."""
+    wide: the arguments in fp64. narrowest: the least precise dtype of the arguments themselves."""
 
-    def __init__(self, like: Sequence[Tensor], compute: Callable[[], Sequence[Tensor]], narrowest: torch.dtype) -> None:
-        self.like, self._compute, self._narrowest = like, compute, narrowest
+    def __init__(
+        self,
+        like: Sequence[Tensor],
+        compute: Callable[[Sequence[Any]], Sequence[Tensor]],
+        wide: Sequence[Any],
+        narrowest: torch.dtype,
+    ) -> None:
+        self.like, self._compute, self._wide, self._narrowest = like, compute, wide, narrowest
         with _Widening(rounds=True):
-            self.exact = compute()
+            self.exact = compute(wide)
 
     @property
     def others(self) -> Iterator[Sequence[Tensor]]:
@@ -89,24 +95,47 @@ class Expected:
     def _unrounded(self) -> Sequence[Tensor]:
         """As exact, where no conversion rounds."""
         with _Widening(rounds=False):
-            return self._compute()
+            return self._compute(self._wide)
 
     @cached_property
     def _compared(self) -> Sequence[Tensor]:
         """As exact, where what is compared is rounded. A value next to a bound has a gradient on one side of it only,
         and eager torch, which rounds at every step, may be on the other side."""
         with _Widening(rounds=True, compared=self._narrowest):
-            return self._compute()
+            return self._compute(self._wide)
+
+    def settled(self, n: int, found: Tensor) -> Tensor:
+        """A result without what nothing settles: where arguments that differ by a millionth of fp32's precision give
+        another value in fp64, as the sign of a difference of equal numbers. There it is torch's own."""
+        like, exact = self.like[n], self.exact[n].cpu()
+        if found.shape != like.shape or not found.is_floating_point():
+            return found
+        generator = torch.Generator().manual_seed(0)
+        moved = torch.zeros_like(exact, dtype=torch.bool)
+        for _ in range(DISTURBED):
+            with _Widening(rounds=False):
+                other = self._compute([_disturbed(x, generator) for x in self._wide])[n].cpu()
+            moved |= ~torch.isclose(other, exact, rtol=1e-3, atol=1e-6, equal_nan=True)
+        return torch.where(moved, like.cpu(), found.cpu())
+
+
+DISTURBED = 16  # times
+
+
+def _disturbed(x: Any, generator: torch.Generator) -> Any:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return x
+    return x * (1 + 1e-13 * torch.randn(x.shape, generator=generator, dtype=x.dtype))
 
 
 def expected_results(fn: Callable[..., Any], args: Sequence[Any]) -> Expected:
-    wide = widened(args)
-    return Expected(results_of(fn, args), lambda: results_of(fn, wide), narrowest(args))
+    return Expected(results_of(fn, args), lambda wide: results_of(fn, wide), widened(args), narrowest(args))
 
 
 def expected_gradients(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Tensor]) -> Expected:
-    wide, of_wide = widened(args), widened(grads)
-    return Expected(gradients_of(fn, args, grads), lambda: gradients_of(fn, wide, of_wide), narrowest(args))
+    of_wide = widened(grads)
+    compute = lambda wide: gradients_of(fn, wide, of_wide)  # noqa: E731
+    return Expected(gradients_of(fn, args, grads), compute, widened(args), narrowest(args))
 
 
 def narrowest(args: Sequence[Any]) -> torch.dtype:
@@ -178,5 +207,7 @@ def compare(what: str, relative: float, actual: Sequence[Tensor], expected: Expe
         return
     for n, (found, like, exact) in enumerate(zip(actual, expected.like, expected.exact, strict=True)):
         problem = difference(found, like, exact, relative)
-        if problem and all(difference(found, like, other[n], relative) for other in expected.others):
+        if not problem or not all(difference(found, like, other[n], relative) for other in expected.others):
+            continue
+        if problem := difference(expected.settled(n, found), like, exact, relative):
             yield f"{what}: result {n}: {problem}"
