@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
-from use_models import calls
+from use_models import Count, calls
 
 from tk.dropin import decisions
 from tk.dropin.decisions import kind_of, remembered
@@ -130,7 +130,7 @@ def test_many_kinds_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_small_call_is_torchs_but_in_a_graph(captured: Callable[[bool], None]) -> None:
     model = nn.LayerNorm(1024)
     _use(model, H100)
-    small, large = torch.randn(4, 1024), torch.randn(20_000, 1024)
+    small, large = torch.randn(4, 1024), torch.randn(60_000, 1024)
     assert calls(model, small) == {} and calls(model, large) == {"layer_norm": 1}
     captured(True)
     assert calls(model, small) == {"layer_norm": 1}
@@ -141,7 +141,7 @@ def test_with_gradients_it_must_be_larger() -> None:
     rows = 26_000_000 // (1024 * 4)
     x = torch.empty(rows, 1024, device="meta")
     takes = LAYER_NORM.taken_on(H100)
-    for size, with_gradients, without in ((1, False, False), (3, False, True), (12, True, True)):
+    for size, with_gradients, without in ((6, False, False), (9, False, True), (18, True, True)):
         given = x.expand(size, rows, 1024).reshape(-1, 1024)
         assert takes(given, (1024,)) == without
         assert takes(given.requires_grad_(), (1024,)) == with_gradients, size
@@ -242,8 +242,29 @@ def test_with_gradients_it_is_skipped_for_good(decided: list[str]) -> None:
     _use(model, H100)
     for _ in range(2 * decisions._ASKED_AGAIN):
         Net.forward(model, x)
-    in_both_modules, of_its_calls = 2 * 2 * decisions._ASKED_AGAIN, 2
-    assert len(decided) == in_both_modules + of_its_calls
+    assert len(decided) == 2, "a call of each module"
+
+
+class Squares(nn.Module):
+    """Of the same first argument, with another second one."""
+
+    def forward(self, x: Tensor, rows: int) -> Tensor:
+        return F.layer_norm(x.repeat(rows, 1), (16,)) * F.gelu(x)[:1]
+
+
+def test_with_gradients_the_first_call_decides(large: None) -> None:
+    """Else what is checkpointed would find another answer than its forward, which came before both."""
+    x = torch.randn(3, 16, requires_grad=True)
+    first, other = Squares(), Squares()
+    for model in (first, other):
+        _use(model, H100)
+    for result in [torch.utils.checkpoint.checkpoint(first, x, n, use_reentrant=False) for n in (40, 2, 40)]:
+        result.sum().backward()
+    other(x, 2)
+    for model, expected in ((first, {"layer_norm": 1}), (other, {})):
+        with Count() as count:
+            model(x, 40)
+        assert count.ops == expected
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -360,6 +381,41 @@ def test_a_model_that_serves_something_is_not_left(large: None, captured: Callab
         assert calls(model, x[:3]) == {}
     captured(True)
     assert calls(model, x[:3]) == {"layer_norm": 1, "gelu": 1}
+
+
+class Halves(Net):
+    """All rows through one module, and as many as the first element says through the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x).sum() + self.act(x[: int(x[0, 0])]).sum()
+
+
+def test_modules_that_serve_nothing_beside_one_that_does_ask_nothing(large: None, decided: list[str]) -> None:
+    model = used(Halves())
+    with torch.no_grad():
+        for _ in range(2):
+            model(rows(3))
+        decided.clear()
+        for _ in range(decisions._ASKED_AGAIN):
+            model(rows(150))
+        assert set(decided) == {"(300, 16)"}
+        model(rows(150))
+        assert calls(model, rows(150)) == {"layer_norm": 1, "gelu": 1}
+    with Count() as count:
+        model(rows(150))
+    assert count.ops == {"layer_norm": 1, "gelu": 1}, "with gradients each is asked"
+
+
+def test_a_graph_is_looked_for_once_a_forward(large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(decisions, "is_captured", lambda: bool(asked.append(None)))
+    model, x = used(nn.Sequential(Net(), Net(), nn.LayerNorm(16))), torch.randn(3, 16)
+    for mode in (torch.no_grad, nullcontext):
+        for _ in range(3):
+            asked.clear()
+            with mode():
+                model(x)
+            assert len(asked) == 1
 
 
 def test_another_thread_asks_for_itself(large: None) -> None:

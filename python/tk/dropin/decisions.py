@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,27 +33,35 @@ _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.Size})
 
 
 class _Tally(threading.local):
-    """How many calls were counted in this thread. served: since whoever looks at it began. ever: in all, with those
-    that were decided for the first time."""
+    """How many calls were counted in this thread. served: since whoever looks at it began. ever: in all. new: that were
+    decided for the first time."""
 
     served = 0
     ever = 0
+    new = 0
 
 
 _tally = _Tally()
 
 
+_NONE: frozenset[object] = frozenset()
+
+
 class _Here(threading.local):
-    """What one thread does with a model. is_running: its forward. is_left: that as it is written."""
+    """What one thread does with a model. is_running: its forward, which no CUDA graph records. is_left: all of that as
+    it is written. idle: the modules that run so. served: of those that asked, whether tk served anything."""
 
     is_running = False
     is_left = False
+    idle = _NONE
+    served: dict[object, bool] | None = None
 
 
 class Root:
-    """A used model as a whole. Where nothing of its forward was served, and nothing was new, the next forwards of the
-    same kind of input run as they are written: its modules then ask nothing, but whether that is so. So do those of the
-    kinds that are `slower`, as texts: whatever tk gains in single calls, the model was measured to lose in between."""
+    """A used model as a whole. Where nothing was new in a forward, the next ones of the same kind of input go by it. If
+    nothing was served, the model runs as it is written: its modules then ask nothing, but whether that is so. Else,
+    without gradients, those modules run so that served nothing. For the kinds of input that are `slower`, as texts, all
+    do: whatever tk gains in single calls, the model was measured to lose in between."""
 
     def __init__(self, slower: Iterable[str] = ()) -> None:
         self.here = _Here()
@@ -65,10 +73,17 @@ class Root:
         more within the model's forward; if that ran as it is written, then so does this."""
         return not self.was_left_in_training or self.here.is_running or not torch.is_grad_enabled()
 
+    def is_captured(self) -> bool:
+        """Asked once for a whole forward: a graph that begins within it is left to torch."""
+        return not self.here.is_running and is_captured()
+
 
 def remembered(decide: Decide, state: State, root: Root | None = None) -> Callable[..., bool]:
     """Whether tk serves a call; decide is asked once for each kind of call. root: of the model that makes it."""
     kinds: dict[Any, tuple[bool, bool]] = {}
+
+    def is_recorded() -> bool:
+        return is_captured() if root is None else root.is_captured()
 
     def takes(*args: Any, **kwargs: Any) -> bool:
         if torch.compiler.is_compiling():
@@ -78,17 +93,17 @@ def remembered(decide: Decide, state: State, root: Root | None = None) -> Callab
         kind = kind_of(args, kwargs, state())
         if kind is None:
             count()  # nothing follows from it for a later call
-            return decide(is_captured(), args, kwargs)
+            return decide(is_recorded(), args, kwargs)
         both = kinds.get(kind)
         if both is None:
             if root is not None and not root.may_decide():
                 return False
             if len(kinds) >= _MOST_KINDS:
                 kinds.clear()
-            _tally.ever += 1
+            _tally.new += 1
             both = kinds[kind] = decide(False, args, kwargs), decide(True, args, kwargs)
         eagerly, captured = both
-        is_served = eagerly if eagerly == captured or not is_captured() else captured
+        is_served = eagerly if eagerly == captured or not is_recorded() else captured
         if is_served:
             count()
         return is_served
@@ -142,36 +157,42 @@ def skipping(ours: Callable[..., Any], theirs: Callable[..., Any], root: Root) -
     """A method of one module: ``ours``, whose calls are decided, or ``theirs``, as it is written, where ours served
     none of the same input before, and no CUDA graph is recorded, or where the whole model runs as it is written.
 
-    With gradients that holds for good, of exactly this input: what is checkpointed must decide alike when it runs
-    again. Without, it holds for some calls, and the first argument alone is looked at, which is quicker.
+    Only the first argument is looked at, and how many there are, which is quick. Without gradients that holds for some
+    calls. With them the first call decides for good: what is checkpointed must decide alike when it runs again.
     """
-    left: dict[Any, int] = {}  # by the input, how many more calls run as written; below 0: all
-    here = root.here
+    left: dict[Any, int] = {}  # by the input, how many more calls run as written
+    left_for_good: dict[Any, bool] = {}  # with gradients
+    here, site = root.here, object()
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return ours(self, *args, **kwargs)
-        if here.is_left or torch._C._get_tracing_state():
+        if here.is_left or site in here.idle or torch._C._get_tracing_state():
             return theirs(self, *args, **kwargs)
-        kind: Any
-        if torch.is_grad_enabled():
-            kind, first = kind_of(args, kwargs, self.training), _FOR_GOOD
-        else:
-            x = args[0] if args else next(iter(kwargs.values()), None)
-            kind, first = None, _ASKED_AGAIN
-            if type(x) is Tensor and not x.is_nested:
-                kind = (x.shape, x.dtype, len(args), torch._C._is_any_autocast_enabled())
-        if kind is None:
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        if type(x) is not Tensor or x.is_nested:
             return ours(self, *args, **kwargs)
-        more = left.get(kind, 0)
-        if more and not is_captured():
-            left[kind] = more - 1
+        kind: Any = (x.shape, x.dtype, len(args), torch._C._is_any_autocast_enabled())
+        if has_gradient := torch.is_grad_enabled():
+            kind = (*kind, x.requires_grad)
+            is_left = left_for_good.get(kind, False) and not root.is_captured()
+        elif is_left := left.get(kind, 0) > 0 and not root.is_captured():
+            left[kind] -= 1
+        if is_left:
+            if here.served is not None:
+                here.served.setdefault(site, False)
             return theirs(self, *args, **kwargs)
         outside, _tally.served = _tally.served, 0
         try:
             result = ours(self, *args, **kwargs)
-            if not _tally.served and len(left) < _MOST_KINDS and not is_captured():
-                left[kind] = first
+            is_served = _tally.served > 0
+            if len(left) + len(left_for_good) < _MOST_KINDS and not root.is_captured():
+                if has_gradient:
+                    left_for_good.setdefault(kind, not is_served)
+                elif not is_served:
+                    left[kind] = _ASKED_AGAIN
+            if here.served is not None:
+                here.served[site] = is_served or here.served.get(site, False)
         finally:
             _tally.served = outside
         return result
@@ -180,35 +201,51 @@ def skipping(ours: Callable[..., Any], theirs: Callable[..., Any], root: Root) -
 
 
 def asking(ours: Callable[..., Any], root: Root) -> Any:
-    """The forward of a model that is ``root``: ours, in which its modules run as they are written where nothing of the
-    same kind of input was served, or new, the last time."""
-    left: dict[Any, int] = {}  # by the kind of input, how many more calls run as written; below 0: all
+    """The forward of a model that is ``root``: ours, in which all modules, or those that served nothing, run as they
+    are written where nothing of the same kind of input was new the last time."""
+    # By the kind of input, how many more calls run so (below 0: all), and which modules; None for all of them.
+    left: dict[Any, tuple[int, frozenset[object] | None]] = {}
     here = root.here
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() or here.is_running or is_captured():
             return ours(self, *args, **kwargs)
         kind = input_kind(self.training, args, kwargs)
-        more = left.get(kind)
-        if more is None:
-            more = _FOR_GOOD if root.slower and str(kind) in root.slower else 0
+        known = left.get(kind)
+        if known is None:
+            known = _FOR_GOOD if root.slower and str(kind) in root.slower else 0, None
             if len(left) < _MOST_KINDS:
-                left[kind] = more
-            root.was_left_in_training |= bool(more) and torch.is_grad_enabled()
-        before = _tally.ever
-        here.is_running, here.is_left = True, more != 0
+                left[kind] = known
+            root.was_left_in_training |= bool(known[0]) and torch.is_grad_enabled()
+        more, idle = known
+        before = _tally.ever, _tally.new
+        here.is_running = True
+        if more:
+            here.is_left, here.idle = idle is None, idle or _NONE
+        else:
+            here.served = {}
         try:
             result = ours(self, *args, **kwargs)
+            if more:
+                left[kind] = more - 1, idle
+            elif kind in left and _tally.new == before[1]:
+                left[kind] = _next(_tally.ever > before[0], here.served or {})
+                root.was_left_in_training |= left[kind][0] != 0 and torch.is_grad_enabled()
         finally:
             here.is_running = here.is_left = False
-        if more:
-            left[kind] = more - 1
-        elif _tally.ever == before and kind in left:
-            left[kind] = _ASKED_AGAIN
-            root.was_left_in_training |= torch.is_grad_enabled()
+            here.idle, here.served = _NONE, None
         return result
 
     return _as(ours, forward)
+
+
+def _next(is_served: bool, served: Mapping[object, bool]) -> tuple[int, frozenset[object] | None]:
+    """How the next forwards of a kind run, by what was served in this one."""
+    if not is_served:
+        return _ASKED_AGAIN, None
+    if torch.is_grad_enabled():
+        return 0, None  # what is checkpointed would not know when it runs again
+    return _ASKED_AGAIN, frozenset(site for site, was_served in served.items() if not was_served)
 
 
 def input_kind(is_training: bool, args: Args, kwargs: Kwargs) -> tuple[Any, ...]:

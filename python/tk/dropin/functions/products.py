@@ -49,10 +49,6 @@ def kind(dtype: torch.dtype, *pitches: int) -> str:
     return "tf32 aligned" if all(p % 32 == 0 for p in pitches) else "tf32"
 
 
-# A product takes the host less than other calls of tk.
-_HOST_US = (10.0, 100.0)
-
-
 # --- Linear layers ---
 
 
@@ -89,7 +85,7 @@ LINEAR = Replacement(
     originals=("torch.nn.functional.linear",),
     takes=_linear,
     call=lambda input, weight, bias=None: tk.linear(input, weight, bias),
-    speed=Speed(_LINEAR_RULES, _linear_kind, under_autocast=True, host_us=_HOST_US, device_us=_linear_us),
+    speed=Speed(_LINEAR_RULES, _linear_kind, under_autocast=True, device_us=_linear_us),
     example=_linear_example,
     state=allows_tf32,
 )
@@ -125,9 +121,7 @@ def _product_us(*tensors: Tensor, **kwargs: Any) -> float:
 
 
 # A module does not say what it multiplies: its operands are taken to be aligned.
-_MM_SPEED = Speed(
-    _MM_RULES, lambda module, dtype: kind(dtype), under_autocast=True, host_us=_HOST_US, device_us=_product_us
-)
+_MM_SPEED = Speed(_MM_RULES, lambda module, dtype: kind(dtype), under_autocast=True, device_us=_product_us)
 
 MM = Replacement(
     op="mm",
