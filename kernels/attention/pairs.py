@@ -105,7 +105,9 @@ def chosen() -> Iterator[tuple[object, object, Wanted]]:
     yield None, BAND, replace(_MOST, dtypes=("bf16", "fp16", "fp32"), sampled=True)
     yield None, DOCUMENTS, replace(_MOST, dtypes=("bf16", "fp16", "fp32"))
     yield None, DOCUMENTS_IN_BAND, _WITH_FP32
+    yield None, mods.document(IDS), _USUAL
     for score, at in ((ALIBI, ALIBI_AT), (SOFT_CAP, SOFT_CAP)):
+        yield score, None, _USUAL
         yield score, CAUSAL, _WITH_FP32
         yield at, BAND, _WITH_FP32
         yield at, DOCUMENTS_IN_BAND, _WITH_FP32
