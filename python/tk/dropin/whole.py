@@ -37,7 +37,8 @@ Way = tuple[Run, Callable[[], AbstractContextManager[None]]]  # what runs, and w
 
 
 def name_of(model: nn.Module) -> str:
-    """By which measurements of a whole model are kept: of its modules' classes, and its parameters' sizes."""
+    """The name by which measurements of a whole model are kept: it follows from its modules' classes, and its
+    parameters' sizes."""
     modules = [(path, type(m).__module__, type(m).__qualname__) for path, m in model.named_modules()]
     parameters = [
         (path, None if isinstance(p, UninitializedParameter) else tuple(p.shape), str(p.dtype))
@@ -76,7 +77,7 @@ def _is_one(model: nn.Module) -> bool:
 
 
 def _modes(model: nn.Module) -> list[bool]:
-    """In which the model will be called, as far as can be told."""
+    """Whether with gradients, as far as can be told how the model will be called."""
     if torch.is_grad_enabled() and any(p.requires_grad for p in model.parameters()):
         return [True] if model.training else [False, True]
     return [False]

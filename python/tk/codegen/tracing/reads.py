@@ -109,7 +109,7 @@ _LOGGING = ("debug", "info", "warning", "error", "critical", "exception", "log")
 
 
 def _of_calls(texts: Mapping[Any, str]) -> dict[Any, str]:
-    """By what a profile function is given: a built-in function, or the code of one that is not."""
+    """The texts by what a profile function is given: a built-in function, or the code of one that is not."""
     return {getattr(f, "__code__", f): text for f, text in texts.items()}
 
 

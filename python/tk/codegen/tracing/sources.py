@@ -56,7 +56,7 @@ def line_of_name(code: CodeType, name: str) -> int | None:
 
 
 def _lines(code: CodeType) -> list[str]:
-    """Of its file, as it is now. Of what was never a file there are none."""
+    """The lines of its file, as it is now; none of what was never a file."""
     linecache.checkcache(code.co_filename)
     return linecache.getlines(code.co_filename)
 
