@@ -348,7 +348,7 @@ def _update(device: torch.device, add: Callable[[dict[str, Any]], None]) -> bool
             _cache.write_json(path, content)
             return True
     except OSError as error:
-        warnings.warn(f"tk.use: what was measured is not kept: {error}", stacklevel=5)
+        warnings.warn(f"tk.use: what was measured is not kept: {error}", stacklevel=4)
         return False
 
 
@@ -383,4 +383,4 @@ _warned: set[Path] = set()
 def _warn_once(path: Path, why: str) -> None:
     if path not in _warned:
         _warned.add(path)
-        warnings.warn(f"tk.use: {path} is not used: {why}. tk.use(model, sample=…) makes it anew", stacklevel=4)
+        warnings.warn(f"tk.use: {path} is not used: {why}. tk.use(model, sample=…) makes it anew", stacklevel=5)

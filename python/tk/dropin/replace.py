@@ -84,7 +84,8 @@ def use(model: nn.Module, *, sample: Any = None, only_faster: bool = True) -> Re
         raise ValueError("tk.use: with a sample, what is faster is measured: leave only_faster out")
     recording, batches = _measure(model, target, sample, device)
     target = replace(target, measured=Table(save(device, recording.found.values())))
-    wholes = _measure_whole(model, target, recording, batches, device)
+    if wholes := _measure_whole(model, target, recording, batches, device):
+        save_whole(device, whole.name_of(model), wholes)
     return _use(model, target, wholes, recording)
 
 
@@ -175,9 +176,7 @@ def _measure_whole(
         _, swaps = _swapped(model, target, (), recording)
         if not any(swap.module is model and swap.name == "forward" for swap in swaps):
             return []
-        found = whole.measure(model, swaps, batches, device)
-    save_whole(device, whole.name_of(model), found)
-    return found
+        return whole.measure(model, swaps, batches, device)
 
 
 @contextmanager
