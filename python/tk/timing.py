@@ -29,6 +29,7 @@ __all__ = [
     "eager_times",
     "host_times",
     "median_time",
+    "synchronize",
 ]
 
 Call = Callable[[], object]
@@ -153,11 +154,11 @@ def host_times(variants: Mapping[str, Call], *, rounds: int = 21, calls: int = 2
     with _no_garbage_collection():
         for r in range(rounds + 1):
             for label, call in variants.items():
-                _synchronize()
+                synchronize()
                 us = loop_us(call, calls) - loop_us(_nothing, calls)
                 if r:
                     samples[label].append(us / calls)
-        _synchronize()
+        synchronize()
     return {label: Timing.of(values) for label, values in samples.items()}
 
 
@@ -173,7 +174,8 @@ def loop_us(call: Call, times: int) -> float:
     return (time.perf_counter_ns() - begin) * 1e-3
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
+    """Waits for the current device, where CUDA is in use."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 

@@ -46,7 +46,7 @@ def models_are(monkeypatch: pytest.MonkeyPatch, calls_win: None) -> Callable[[Sl
     """What a clock says of whole models."""
 
     def set_up(slower: Slower) -> None:
-        def times(ours: Way, torchs: Way, device: torch.device) -> tuple[float, float]:
+        def times(ours: Way, torchs: Way) -> tuple[float, float]:
             assert served(ours) and not served(torchs)
             return (2.0, 1.0) if slower(torch.is_grad_enabled()) else (1.0, 2.0)
 

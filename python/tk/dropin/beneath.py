@@ -331,7 +331,7 @@ def _target(device: str, index: int, only_faster: bool) -> Target:
     if device == "cpu":
         return Target("cpu", "cpu", only_faster, is_beneath=True)
     major, minor = torch.cuda.get_device_capability(index)
-    measured = Table(load(torch.device("cuda", index))) if only_faster else None
+    measured = Table(load(torch.device("cuda", index)).calls.values()) if only_faster else None
     return Target("cpu", f"sm_{major}{minor}", only_faster, measured=measured, is_beneath=True)
 
 

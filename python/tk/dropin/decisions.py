@@ -42,8 +42,6 @@ class _Tally(threading.local):
 
 
 _tally = _Tally()
-
-
 _NONE: frozenset[object] = frozenset()
 
 

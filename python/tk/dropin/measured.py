@@ -8,9 +8,10 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +24,9 @@ from tk.dropin.target import dtype_name, needs_gradient
 from tk.generated.problem import memory_order
 from tk.parallel import is_distributed
 
-__all__ = ["Measurement", "Measurements", "Pass", "Table", "Times", "Whole", "Wholes", "class_of", "described"]
-__all__ += ["key_of", "load", "load_whole", "path_of", "save", "save_whole"]
+__all__ = ["Kept", "Measurement", "Measurements", "Pass", "Table", "Times", "Whole", "Wholes"]
+__all__ += ["class_of", "described", "key_of", "load", "path_of", "save"]
 
-T = TypeVar("T")
 Class = tuple[Any, ...]
 FORMAT = 1
 
@@ -285,71 +285,60 @@ def _header(device: torch.device) -> dict[str, Any]:
     return {"format": FORMAT, "tk": __version__, "torch": torch.__version__, "device": machine(device)}
 
 
-def load(device: torch.device) -> list[Measurement]:
+@dataclass(frozen=True)
+class Kept:
+    """What the file has of a device: calls by op and class, and whole models by their name, by the kind of input."""
+
+    calls: dict[tuple[str, Class], Measurement] = field(default_factory=dict)
+    models: dict[str, dict[str, Whole]] = field(default_factory=dict)
+
+
+def load(device: torch.device) -> Kept:
     """What is kept of this device; nothing where there is no file. One that cannot be used is warned of once."""
-    return _read(device, lambda content: [_loaded(entry) for entry in content["measured"]], [])
-
-
-def load_whole(device: torch.device, model: str) -> list[Whole]:
-    """What is kept of the whole model of this name."""
-    return _read(device, lambda content: [Whole(**entry) for entry in content.get("models", {}).get(model, [])], [])
-
-
-def _read(device: torch.device, parse: Callable[[dict[str, Any]], T], nothing: T) -> T:
     try:
         path = path_of(device)
         content = json.loads(path.read_text())
         header = _header(device)
         if other := [name for name, now in header.items() if content[name] != now]:
             _warn_once(path, "; ".join(f"it is of {n} {content[n]}, this is {header[n]}" for n in other))
-            return nothing
-        return parse(content)
+            return Kept()
+        calls = [_loaded(entry) for entry in content["measured"]]
+        models = {name: [Whole(**entry) for entry in found] for name, found in content.get("models", {}).items()}
+        return _added(Kept(), calls, models)
     except (FileNotFoundError, NotADirectoryError):
-        return nothing
+        return Kept()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         _warn_once(path, f"it cannot be read ({type(error).__name__}: {error})")
-        return nothing
+        return Kept()
 
 
-def save(device: torch.device, measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Adds them, and returns all; those of a class that was there replace it. A file of another version is replaced.
-    Where the cache cannot be written, that is warned of, and nothing is kept."""
-
-    def merged() -> list[Measurement]:
-        return list({(m.op, m.call): m for m in (*load(device), *measurements)}.values())
-
-    kept: list[Measurement] = []
-
-    def add(content: dict[str, Any]) -> None:
-        kept.extend(merged())
-        content["measured"] = [_saved(m) for m in kept]
-
-    return kept if _update(device, add) else merged()
-
-
-def save_whole(device: torch.device, model: str, found: Iterable[Whole]) -> None:
-    """Adds what was measured of the whole model of this name, as `save` does."""
-
-    def add(content: dict[str, Any]) -> None:
-        kept = {(w.kind, w.name): w for w in (*load_whole(device, model), *found)}
-        content.setdefault("models", {})[model] = [asdict(w) for w in kept.values()]
-
-    _update(device, add)
-
-
-def _update(device: torch.device, add: Callable[[dict[str, Any]], None]) -> bool:
-    """Whether the file has what is added."""
+def save(
+    device: torch.device,
+    calls: Iterable[Measurement] = (),
+    models: Mapping[str, Iterable[Whole]] = MappingProxyType({}),
+) -> Kept:
+    """Adds them, and returns all; those of a class, and of a kind of input, that was there replace it. A file of
+    another version is replaced. Where the cache cannot be written, that is warned of, and nothing is kept."""
     try:
         path = path_of(device)
         with _cache.locked(path):
-            content: dict[str, Any] = _read(device, lambda content: content, {"measured": []})
-            content |= _header(device)
-            add(content)
-            _cache.write_json(path, content)
-            return True
+            kept = _added(load(device), calls, models)
+            content = {
+                "measured": [_saved(m) for m in kept.calls.values()],
+                "models": {name: [asdict(w) for w in found.values()] for name, found in kept.models.items()},
+            }
+            _cache.write_json(path, {**_header(device), **content})
+            return kept
     except OSError as error:
-        warnings.warn(f"tk.use: what was measured is not kept: {error}", stacklevel=4)
-        return False
+        warnings.warn(f"tk.use: what was measured is not kept: {error}", stacklevel=3)
+        return _added(load(device), calls, models)
+
+
+def _added(kept: Kept, calls: Iterable[Measurement], models: Mapping[str, Iterable[Whole]]) -> Kept:
+    kept.calls.update({(m.op, m.call): m for m in calls})
+    for name, found in models.items():
+        kept.models.setdefault(name, {}).update({w.kind: w for w in found})
+    return kept
 
 
 def _saved(m: Measurement) -> dict[str, Any]:
@@ -383,4 +372,4 @@ _warned: set[Path] = set()
 def _warn_once(path: Path, why: str) -> None:
     if path not in _warned:
         _warned.add(path)
-        warnings.warn(f"tk.use: {path} is not used: {why}. tk.use(model, sample=…) makes it anew", stacklevel=5)
+        warnings.warn(f"tk.use: {path} is not used: {why}. tk.use(model, sample=…) makes it anew", stacklevel=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +22,7 @@ from tk.dropin.decisions import Root, asking, skipping
 from tk.dropin.functions import stand_ins
 from tk.dropin.functions.norms import RMS_NORM
 from tk.dropin.functions.tables import ROPE
-from tk.dropin.measured import Table, Whole, load, load_whole, save, save_whole
+from tk.dropin.measured import Table, Whole, load, save
 from tk.dropin.redirect import Redirector, is_redirected, mark, own_method
 from tk.dropin.replacement import Replacement
 from tk.dropin.report import Record, Report, Swap
@@ -79,24 +79,28 @@ def use(model: nn.Module, *, sample: Any = None, only_faster: bool = True) -> Re
     if sample is None:
         if not only_faster or device.type == "meta":  # where nothing is computed, no time decides
             return _use(model, target)
-        return _use(model, replace(target, measured=Table(load(device))), load_whole(device, whole.name_of(model)))
+        kept = load(device)
+        found = kept.models.get(whole.name_of(model), {})
+        return _use(model, replace(target, measured=Table(kept.calls.values())), found.values())
     if not only_faster:
         raise ValueError("tk.use: with a sample, what is faster is measured: leave only_faster out")
     recording, batches = _measure(model, target, sample, device)
-    target = replace(target, measured=Table(save(device, recording.found.values())))
+    target = replace(target, measured=Table(save(device, recording.found.values()).calls.values()))
     if wholes := _measure_whole(model, target, recording, batches, device):
-        save_whole(device, whole.name_of(model), wholes)
+        save(device, models={whole.name_of(model): wholes})
     return _use(model, target, wholes, recording)
 
 
-def _use(model: nn.Module, target: Target, wholes: Sequence[Whole] = (), recording: Recording | None = None) -> Report:
+def _use(
+    model: nn.Module, target: Target, wholes: Collection[Whole] = (), recording: Recording | None = None
+) -> Report:
     records, swaps = _swapped(model, target, wholes, recording)
     measured = (recording.found.values(), wholes) if recording else ()
     return Report(records, swaps, *measured)
 
 
 def _swapped(
-    model: nn.Module, target: Target, wholes: Sequence[Whole], recording: Recording | None
+    model: nn.Module, target: Target, wholes: Collection[Whole], recording: Recording | None
 ) -> tuple[list[Record], list[Swap]]:
     root = Root(w.kind for w in wholes if w.is_slower)
     walk = _Walk(model, replace(target, root=root), recording)
@@ -176,7 +180,7 @@ def _measure_whole(
         _, swaps = _swapped(model, target, (), recording)
         if not any(swap.module is model and swap.name == "forward" for swap in swaps):
             return []
-        return whole.measure(model, swaps, batches, device)
+        return whole.measure(model, swaps, batches)
 
 
 @contextmanager

@@ -82,7 +82,7 @@ class Replacement:
         torch's call takes less of it."""
         has_gradient = needs_gradient(*args, *kwargs.values())
         on_device = self.speed.device_us(*args, **kwargs) * (_PASSES if has_gradient else 1)
-        return on_device >= self.speed.host_us[has_gradient]
+        return on_device >= self.speed.least_us[has_gradient]
 
     def stand_ins(self, target: Target) -> list[StandIn]:
         """One for each of its names where torch's own function stands at this time."""

@@ -226,7 +226,7 @@ def _with_gradients(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
 def _times(calls: Mapping[str, Call], device: torch.device) -> Pass:
     """Times calls in turns."""
-    once = max(_once_us(call, device) for call in calls.values())
+    once = max(_once_us(call) for call in calls.values())
     times, rounds = max(1, min(100, int(SHORT_US / once))), 3 if once > LONG_US else 7
     host = timing.host_times(calls, rounds=rounds, calls=times)
     if device.type == "cpu":
@@ -237,13 +237,12 @@ def _times(calls: Mapping[str, Call], device: torch.device) -> Pass:
     return Pass(found["tk"], found["torch"])
 
 
-def _once_us(call: Call, device: torch.device) -> float:
+def _once_us(call: Call) -> float:
     """The host's and the device's time of a second call."""
     for _ in range(2):
         begin = time.perf_counter()
         call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        timing.synchronize()
     return (time.perf_counter() - begin) * 1e6
 
 

@@ -83,7 +83,7 @@ class Speed:
     rules: of the kind "" where all calls are of one. kind_of: the kind of the
     calls that a module makes, with parameters of this dtype. assumes: what `kind_of` takes for granted, since no module
     says it. under_autocast: whether autocast decides what is computed in, as of products.
-    host_us: how long a call must take the device, without and with the backward pass, to hide what tk takes the host
+    least_us: how long a call must take the device, without and with the backward pass, to hide what tk takes the host
     longer than torch does. That was 30 and 290 µs on a busy host of an H200, and the calls around it have to be longer
     than the host as well. device_us: what the GPU takes at least for a call without the backward pass, with torch's
     arguments.
@@ -93,7 +93,7 @@ class Speed:
     kind_of: Callable[[nn.Module, torch.dtype], str] = _of_any_module
     assumes: str = ""
     under_autocast: bool = False
-    host_us: tuple[float, float] = (100.0, 600.0)
+    least_us: tuple[float, float] = (100.0, 600.0)
     device_us: Callable[..., float] = memory_us
 
     def find(self, arch: str, module: nn.Module, dtype: torch.dtype) -> tuple[Rule | None, str]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
+from tk import timing
 from tk.dropin.decisions import input_kind
 from tk.dropin.measured import Whole, described
 from tk.dropin.report import Swap
@@ -47,26 +48,26 @@ def name_of(model: nn.Module) -> str:
     return hashlib.sha256(repr((modules, parameters)).encode()).hexdigest()[:16]
 
 
-def measure(model: nn.Module, swaps: Sequence[Swap], batches: Sequence[Batch], device: torch.device) -> list[Whole]:
+def measure(model: nn.Module, swaps: Sequence[Swap], batches: Sequence[Batch]) -> list[Whole]:
     """Times each kind of input both ways: without gradients, and in grad mode forward and backward. Nothing where
     several processes run the model, which would not decide alike, or where parts of it are compiled."""
     if not _is_one(model):
         return []
-    found: dict[tuple[str, str], Whole] = {}
+    found: dict[str, Whole] = {}  # by the kind, which has whether there are gradients
     for has_gradient in _modes(model):
         with torch.set_grad_enabled(has_gradient):
             for args, kwargs in batches:
                 kind = str(input_kind(model.training, args, kwargs))
-                name = "forward and backward" if has_gradient else "forward"
-                if (kind, name) in found:
+                if kind in found:
                     continue
+                name = "forward and backward" if has_gradient else "forward"
                 run = _run(model, args, kwargs, has_gradient)
                 try:
-                    ours, torchs = _times((run, nullcontext), (run, lambda: _as_written(swaps)), device)
+                    ours, torchs = _times((run, nullcontext), (run, lambda: _as_written(swaps)))
                 except Exception as error:  # a cache is full, no memory, no gradient: the sample itself did run
                     _log.info("tk.use: the whole model is not measured, %s: %s", name, error)
                     continue
-                found[kind, name] = Whole(kind, name, described(args, kwargs), ours, torchs)
+                found[kind] = Whole(kind, name, described(args, kwargs), ours, torchs)
     return list(found.values())
 
 
@@ -109,32 +110,27 @@ def _as_written(swaps: Sequence[Swap]) -> Iterator[None]:
             swap.do()
 
 
-def _times(ours: Way, torchs: Way, device: torch.device) -> tuple[float, float]:
+def _times(ours: Way, torchs: Way) -> tuple[float, float]:
     """Milliseconds of both, from a call until the device is done, as medians of calls in turns."""
-    taken: dict[Way, list[float]] = {way: [_timed(way, device) for _ in range(WARM_UPS)] for way in (ours, torchs)}
+    taken: dict[Way, list[float]] = {way: [_timed(way) for _ in range(WARM_UPS)] for way in (ours, torchs)}
     once = max(values[-1] for values in taken.values())
     rounds = max(ROUNDS, min(MOST_ROUNDS, int(WAY_S / once)))
     for values in taken.values():
         values.clear()
     for turn in range(rounds):
         for way in (ours, torchs)[:: 1 if turn % 2 == 0 else -1]:
-            taken[way].append(_timed(way, device))
+            taken[way].append(_timed(way))
     return statistics.median(taken[ours]) * 1e3, statistics.median(taken[torchs]) * 1e3
 
 
-def _timed(way: Way, device: torch.device) -> float:
+def _timed(way: Way) -> float:
     """Seconds."""
     run, holding = way
     with holding():
-        _finish(device)
+        timing.synchronize()
         begin = time.perf_counter()
         result = run()
-        _finish(device)
+        timing.synchronize()
         taken = time.perf_counter() - begin
     del result  # after the clock was read
     return taken
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

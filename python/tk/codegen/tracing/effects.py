@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from tk.codegen.errors import SideEffect, TraceError
+from tk.codegen.errors import SideEffect, TraceError, where
 from tk.codegen.tracing.owners import Owner, of_file, package_of
 
 _OF_TENSORS = ("data", "grad")  # attributes whose assignment changes a tensor behind autograd's back
@@ -82,8 +82,7 @@ def _check(fn: Callable[..., Any], before: Sequence[_Reached], drawn: Mapping[st
 
 
 def _error(fn: Callable[..., Any], line: int | None, text: str) -> TraceError:
-    code = fn.__code__
-    return SideEffect(f"{fn.__name__} ({code.co_filename}:{line or code.co_firstlineno}): a side effect: it {text}")
+    return SideEffect(f"{where(fn, line)}: a side effect: it {text}")
 
 
 # --- What the function can reach ---

@@ -74,7 +74,7 @@ SWIGLU = Replacement(
     originals=(),
     takes=_gated,
     call=activations.swiglu,
-    speed=Speed({"sm_90": {"": Rule("columns", ALL, ALL, "1.54, backward 2.21")}}, host_us=(0.0, 600.0)),
+    speed=Speed({"sm_90": {"": Rule("columns", ALL, ALL, "1.54, backward 2.21")}}, least_us=(0.0, 600.0)),
 )
 GEGLU = Replacement(
     op="geglu",
